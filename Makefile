@@ -1,0 +1,94 @@
+# `make` lists the targets. Each one sets up .venv by itself when it is missing or out of date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL: # two pips must not write to one environment at once
+.PHONY: help venv demo test test-slow lint format benchmark docs clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- the environment: one .venv, one stamp per extra -------------------------------------------
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: '$(PYTHON)' not found; give Python 3.11 or newer: make PYTHON=/path/to/python ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: proxlin needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
+	  "choose another one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-bench: pyproject.toml | $(VENV)/.created
+	@echo "installing proxlin[bench]"
+	@$(PIP) install --editable ".[bench]"
+	@touch $@
+
+# test contains bench, hence both stamps
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/.created
+	@echo "installing proxlin[test]"
+	@$(PIP) install --editable ".[test]"
+	@touch $(VENV)/.installed-bench $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/.created
+	@echo "installing proxlin[docs]"
+	@$(PIP) install --editable ".[docs]"
+	@touch $@
+
+venv: $(VENV)/.installed-test $(VENV)/.installed-docs ## set up .venv with everything
+
+# ---- use ---------------------------------------------------------------------------------------
+
+demo: $(VENV)/.installed-bench ## train on a small problem and compare, in a minute
+	@$(BIN)/python -m proxlin.bench.demo
+
+benchmark: $(VENV)/.installed-bench ## speed of the directions, as ratios to a gradient
+	@$(BIN)/python benchmarks/directions.py
+
+# ---- checks ------------------------------------------------------------------------------------
+
+# The tree of Python code besides src/, as far as it exists.
+CODE := src $(wildcard tests docs/*.py benchmarks examples)
+TEXT := $(CODE) $(wildcard *.md docs/*.md docs/guide)
+
+lint: $(VENV)/.installed-test ## style (ruff), types (mypy), spelling (codespell)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/mypy
+	@$(BIN)/codespell $(TEXT)
+
+format: $(VENV)/.installed-test ## rewrite the code in the house style
+	@$(BIN)/ruff check --fix-only --quiet $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
+
+test: lint ## lint, then all fast tests and the doctests
+	@$(PYTEST) -m "not slow" --doctest-modules src tests
+
+# pytest exits with 5 when nothing is marked slow: no failure
+test-slow: $(VENV)/.installed-test ## the tests marked slow
+	@$(PYTEST) -m slow tests || [ $$? -eq 5 ]
+
+# ---- documentation -----------------------------------------------------------------------------
+
+docs: $(VENV)/.installed-docs ## build docs/_build/html; it works without a network
+	@rm -rf docs/_build
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	@$(BIN)/python docs/check_offline.py docs/_build/html
+
+# ---- cleaning ----------------------------------------------------------------------------------
+
+clean: ## remove builds and caches, keep .venv
+	@rm -rf build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	@rm -rf $(VENV)

@@ -1,0 +1,189 @@
+"""What a prox-linear direction or step costs, in gradients of the same batch.
+
+    python benchmarks/directions.py [--batches 64 256 1024] [--repeats 20]
+
+The paper's ConvNet on inputs of CIFAR-10's shape. All methods are compiled first and then timed in
+turn, round by round, in one process; a row gives the median over the rounds of the ratio of a
+method's seconds to those of one jitted gradient in the same round. The seconds to compile and the
+temporary memory that XLA reports stand beside it. Results go to ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import proxlin
+from proxlin.bench import models
+
+LOSS = proxlin.Logistic()
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def gradient(params, x, y):
+    return jax.value_and_grad(lambda w: LOSS.value(models.convnet(w, x), y).mean())(params)
+
+
+def direction(**options) -> Callable[..., Any]:
+    fn = proxlin.value_and_direction(models.convnet, LOSS, **options)
+    return lambda params, x, y: fn(params, x, y, gamma=1.0)
+
+
+def step(rule, **options) -> Callable[..., Any]:
+    opt = proxlin.prox_linear(models.convnet, LOSS, step=rule, **options)
+
+    def one(params, x, y):
+        updates, state = opt.update(None, opt.init(params), params, inputs=x, targets=y)
+        return optax.apply_updates(params, updates), state
+
+    return one
+
+
+def textbook(steps: int) -> Callable[..., Any]:
+    """The dual as a textbook has it: library CG, a fresh jvp and vjp for each product."""
+
+    def one(params, x, y):
+        f = lambda w: models.convnet(w, x)
+        c = 1.0 / len(x)
+        outputs = f(params)
+        b = LOSS.hessian_factor(outputs, y)
+        vjp = lambda v: jax.vjp(f, params)[1](v)[0]
+        jvp = lambda u: jax.jvp(f, (params,), (u,))[1]
+        g = LOSS.grad(outputs, y)
+        product = lambda u: u / c + b.rmv(jvp(vjp(b.mv(u))))
+        u, _ = jax.scipy.sparse.linalg.cg(product, b.rmv(jvp(vjp(g))), maxiter=steps)
+        return jax.tree.map(lambda z: c * z, vjp(g - b.mv(u)))
+
+    return one
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    primal, cg = proxlin.primal_quadratic, proxlin.CG
+    return {
+        "gradient": gradient,
+        **{f"dual, {t} CG steps": direction(solver=cg(t)) for t in (1, 2, 4)},
+        **{f"primal, {t} CG steps": direction(subproblem=primal, solver=cg(t)) for t in (2, 3, 5)},
+        "dual, 2 CG steps, curvature_size=32": direction(curvature_size=32),
+        "Armijo step": step(proxlin.Armijo()),
+        "ModelStep step": step(proxlin.ModelStep()),
+        "TrustRegion step": step(proxlin.TrustRegion()),
+        "ModelStep step, curvature_size=32": step(proxlin.ModelStep(), curvature_size=32),
+        "textbook dual, 2 CG steps": textbook(2),
+    }
+
+
+def compiled(fn: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[Any, float, int]:
+    start = time.perf_counter()
+    executable = jax.jit(fn).lower(*operands).compile()
+    seconds = time.perf_counter() - start
+    return executable, seconds, executable.memory_analysis().temp_size_in_bytes
+
+
+def seconds_of(executable: Any, operands: tuple[Any, ...]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(executable(*operands))
+    return time.perf_counter() - start
+
+
+def measure(batch: int, repeats: int, slow_repeats: int) -> list[dict[str, Any]]:
+    key = jax.random.key(0)
+    x = jax.random.normal(key, (batch, 32, 32, 3))
+    y = jax.random.randint(key, (batch,), 0, 10)
+    operands = (models.init_convnet(key), x, y)
+    programs = {name: compiled(fn, operands) for name, fn in methods().items()}
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for name, (executable, _, _) in programs.items():
+        if not name.startswith("textbook"):
+            seconds_of(executable, operands)  # warm up
+    for repeat in range(repeats):
+        for name, (executable, _, _) in programs.items():
+            if not name.startswith("textbook") or repeat < slow_repeats:
+                times[name].append(seconds_of(executable, operands))
+    base = times["gradient"]
+    return [
+        {
+            "method": name,
+            "batch": batch,
+            "gradients": statistics.median(t / g for t, g in zip(times[name], base, strict=False)),
+            "milliseconds": 1e3 * statistics.median(times[name]),
+            "rounds": len(times[name]),
+            "compile_seconds": compile_seconds,
+            "memory": memory / programs["gradient"][2],
+            "memory_megabytes": memory / 2**20,
+        }
+        for name, (_, compile_seconds, memory) in programs.items()
+    ]
+
+
+def machine() -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    cpu = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "commit": commit.stdout.strip(),
+        "date": time.strftime("%Y-%m-%d"),
+        "device": jax.devices()[0].device_kind,
+        "cpu": cpu[0].split(":")[1].strip() if cpu else platform.processor(),
+        "cores": len(cpu),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "optax": optax.__version__,
+        "proxlin": proxlin.__version__,
+        "seed": 0,
+        "data": "normal inputs of CIFAR-10's shape",
+        "network": "the paper's ConvNet, float32",
+    }
+
+
+def _lines(path: str) -> list[str]:
+    file = pathlib.Path(path)
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    batches = sorted({row["batch"] for row in rows})
+    head = "| | " + " | ".join(f"batch {b}" for b in batches) + " | memory | compile |"
+    lines = [head, "|---" * (len(batches) + 3) + "|"]
+    for name in dict.fromkeys(row["method"] for row in rows):
+        mine = {row["batch"]: row for row in rows if row["method"] == name}
+        cells = [f"{mine[b]['gradients']:.2f}" if b in mine else "" for b in batches]
+        middle = mine[256 if 256 in mine else batches[-1]]
+        cells += [f"{middle['memory']:.2f}", f"{middle['compile_seconds']:.1f} s"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--slow-repeats", type=int, default=3, help="rounds of the textbook method")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "directions.json")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for batch in options.batches:
+        rows += measure(batch, options.repeats, options.slow_repeats)
+        options.output.parent.mkdir(exist_ok=True)
+        record = {"machine": machine(), "repeats": options.repeats, "rows": rows}
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+        text = (
+            f"Gradients of the same batch; memory and compile time at batch 256.\n\n{table(rows)}"
+        )
+        options.output.with_suffix(".md").write_text(text + "\n")
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Prox-linear (modified Gauss-Newton) directions for training neural networks."""
+
+from proxlin.direction import Info as Info
+from proxlin.direction import value_and_direction as value_and_direction
+from proxlin.linearize import Linearization as Linearization
+from proxlin.linearize import linearize as linearize
+from proxlin.losses import BinaryLogistic as BinaryLogistic
+from proxlin.losses import Factor as Factor
+from proxlin.losses import FromFunction as FromFunction
+from proxlin.losses import Logistic as Logistic
+from proxlin.losses import Loss as Loss
+from proxlin.losses import Squared as Squared
+from proxlin.optimizer import ProxLinearState as ProxLinearState
+from proxlin.optimizer import StepInfo as StepInfo
+from proxlin.optimizer import armijo_spl as armijo_spl
+from proxlin.optimizer import direction_as_gradient as direction_as_gradient
+from proxlin.optimizer import prox_linear as prox_linear
+from proxlin.optimizer import spl as spl
+from proxlin.solvers import CG as CG
+from proxlin.solvers import Cholesky as Cholesky
+from proxlin.solvers import NormalSystem as NormalSystem
+from proxlin.solvers import Status as Status
+from proxlin.steps import Armijo as Armijo
+from proxlin.steps import Fixed as Fixed
+from proxlin.steps import ModelStep as ModelStep
+from proxlin.steps import TrustRegion as TrustRegion
+from proxlin.subproblems import dual_quadratic as dual_quadratic
+from proxlin.subproblems import primal_quadratic as primal_quadratic
+
+__version__ = "0.1.0"

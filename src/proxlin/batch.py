@@ -1,0 +1,142 @@
+"""A mini-batch: its examples, targets and weights, checked and made ready."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
+
+from proxlin.checks import require
+from proxlin.losses import Loss
+
+
+class Batch(NamedTuple):
+    r"""A mini-batch.
+
+    Attributes:
+        inputs: what the model takes; rows of weight zero hold a copy of another row.
+        targets: what the loss takes; likewise.
+        weights: :math:`\omega`, one for each example, of sum one.
+        good: whether all values are allowed.
+    """
+
+    inputs: PyTree
+    targets: PyTree
+    weights: Float[Array, "*n"]
+    good: Bool[Array, ""]
+
+    def every(self, stride: int, size: int) -> Batch:
+        """``size`` examples, ``stride`` apart; on a sharded batch each device keeps its own."""
+        rows = lambda x: jax.lax.slice_in_dim(x, 0, stride * (size - 1) + 1, stride)
+        inputs, targets, weights = jax.tree.map(rows, tuple(self[:3]))
+        return Batch(inputs, targets, _normalised(weights), self.good)
+
+
+def make_batch(
+    loss: Loss, outputs: jax.ShapeDtypeStruct, inputs: PyTree, targets: PyTree, weights: Any
+) -> Batch:
+    """Checks targets and weights against the outputs to come and puts a batch together.
+
+    Rows of weight zero are covered by a copy of the first row of positive weight, at the inputs
+    already, because zero times NaN is NaN in every later product.
+    """
+    check_examples(inputs, outputs, weights)
+    loss.check(outputs, targets)
+    targets = jax.tree.map(jnp.asarray, targets)
+    examples = outputs.shape[:-1]
+    n = np.prod(examples)
+    if weights is None:
+        good = require(
+            lambda y: loss.valid(outputs, y), lambda y: _bad_target(loss, outputs, y), targets
+        )
+        return Batch(inputs, targets, jnp.full(examples, 1 / n, outputs.dtype), good)
+    good = _good_weights(weights)
+    weights = jnp.asarray(weights, outputs.dtype)
+    weights = weights.reshape(weights.shape + (1,) * (len(examples) - weights.ndim))
+    weights = jnp.broadcast_to(weights, examples)
+    good &= require(
+        lambda y, w: loss.valid(outputs, y) | (w == 0),
+        lambda y, w: _bad_target(loss, outputs, y, w),
+        targets,
+        weights,
+    )
+    inputs = _cover(inputs, jnp.any(weights.reshape(examples[0], -1) > 0, axis=1))
+    targets = _cover(targets, weights > 0)
+    return Batch(inputs, targets, _normalised(weights), good)
+
+
+def check_inputs(inputs: PyTree, *, example_axis: bool) -> None:
+    """Raises for an empty batch and, where it is needed, a missing or ragged example axis."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(inputs)]
+    if any(shape[:1] == (0,) for shape in shapes):
+        raise ValueError("empty batch: inputs have no examples")
+    if example_axis and len({shape[:1] for shape in shapes}) != 1:
+        raise ValueError(
+            f"inputs have leaves of shapes {shapes}; weights, curvature_size and chunk_size need "
+            "the example axis first in each leaf. Pass what is not per example in `args`"
+        )
+    if example_axis and shapes[0] == ():
+        raise ValueError("inputs have no example axis; weights and sizes need one")
+
+
+def check_examples(inputs: PyTree, outputs: Any, weights: Any) -> None:
+    """Raises unless weights fit the outputs and the inputs."""
+    if weights is None:
+        return
+    examples, shape = outputs.shape[:-1], np.shape(weights)
+    if not shape or shape != examples[: len(shape)]:
+        raise ValueError(
+            f"weights of shape {shape} for outputs of shape {outputs.shape}: give {examples[:1]}"
+            + (f" or {examples}" if len(examples) > 1 else "")
+        )
+    for leaf in jax.tree.leaves(inputs):
+        if np.shape(leaf)[0] != shape[0]:
+            raise ValueError(
+                f"weights for {shape[0]} examples, inputs of shape {np.shape(leaf)}: mismatched "
+                "batch sizes"
+            )
+
+
+def _good_weights(weights: Any) -> Bool[Array, ""]:
+    good = require(
+        lambda w: (w >= 0) & jnp.isfinite(w),
+        lambda w: f"weights must be finite and not negative; the least is {np.min(w)}",
+        jnp.asarray(weights),
+    )
+    return good & require(
+        lambda w: jnp.any(w > 0),
+        lambda w: "all weights are zero: no example counts; leave this batch out",
+        jnp.asarray(weights),
+    )
+
+
+def _bad_target(loss: Loss, outputs: Any, targets: PyTree, weights: Any = 1) -> str:
+    bad = np.argwhere(~np.asarray(loss.valid(outputs, targets) | (weights == 0)))[0]
+    index = tuple(int(i) for i in bad)
+    value = jax.tree.map(lambda y: np.asarray(y)[index], targets)
+    return (
+        f"{type(loss).__name__}: targets{list(index)} is {value}; allowed are "
+        f"{loss.allowed(outputs)}"
+    )
+
+
+def _normalised(weights: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    total = jnp.sum(weights)
+    return weights / jnp.where(total > 0, total, 1)
+
+
+def _cover(tree: PyTree, keep: Bool[Array, "*n"]) -> PyTree:
+    """Replaces rows that are not kept by the first one that is."""
+    flat = keep.reshape(-1)
+    # A minimum and not an argmax: on a sharded batch it is one small all-reduce.
+    first = jnp.min(jnp.where(flat, jnp.arange(flat.size), flat.size - 1))
+
+    def cover(x: Array) -> Array:
+        rows = x.reshape(flat.size, *x.shape[keep.ndim :])
+        mask = flat.reshape(-1, *(1,) * (rows.ndim - 1))
+        return jnp.where(mask, rows, rows[first]).reshape(x.shape)
+
+    return jax.tree.map(lambda x: cover(jnp.asarray(x)), tree)

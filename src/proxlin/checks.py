@@ -1,0 +1,35 @@
+"""Checks of values: an error where they are known, a flag under ``jit``, where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+
+def require(
+    predicate: Callable[..., Bool[Array, "..."]], message: Callable[..., str], *values: Any
+) -> Bool[Array, ""]:
+    """Whether a predicate holds everywhere; raises where that is known and false.
+
+    Args:
+        predicate: values -> booleans.
+        message: values -> what was given, what is allowed, what to do.
+        *values: pytrees of arrays or numbers, concrete or traced.
+
+    Returns:
+        One boolean, to be handed on to the status of a direction.
+
+    Raises:
+        ValueError: when all values are concrete and the predicate does not hold.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values)):
+        return jnp.all(predicate(*values))
+    with jax.ensure_compile_time_eval():
+        holds = bool(jnp.all(predicate(*values)))
+        if not holds:
+            raise ValueError(message(*values))
+    return jnp.asarray(holds)

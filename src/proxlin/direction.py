@@ -1,0 +1,334 @@
+r"""The walk from parameters and a batch to a prox-linear direction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from proxlin.batch import Batch, check_inputs, make_batch
+from proxlin.checks import require
+from proxlin.linearize import (
+    Linearization,
+    Model,
+    Params,
+    algebra_dtype,
+    check_outputs,
+    check_params,
+    evaluate,
+    linearize,
+)
+from proxlin.losses import Loss
+from proxlin.solvers import CG, Status
+from proxlin.solvers.system import count, dot, select
+from proxlin.subproblems import PartialLinearization, Scalar, Subproblem, dual_quadratic
+
+
+class Info(NamedTuple):
+    r"""What a direction is worth and what it cost.
+
+    Attributes:
+        grad: the gradient :math:`\nabla h` of the mini-batch objective, free of charge.
+        slope: :math:`\langle d, \nabla h \rangle`, positive for a descent direction :math:`-d`.
+        predicted: the decrease :math:`\langle d, \nabla h \rangle - \tfrac12 \langle d, (G +
+            I/\gamma) d \rangle` that the quadratic model promises; NaN where nothing asked for it.
+        steps: inner steps.
+        residual: relative residual of the subproblem before the last inner step (the one after
+            it would cost a product more); NaN for a direct solver.
+        jvps: Jacobian-vector products spent.
+        vjps: vector-Jacobian products spent, the one for the gradient among them.
+        status: a :class:`proxlin.Status`.
+        aux: what the model returned beside its outputs.
+    """
+
+    grad: Params
+    slope: Scalar
+    predicted: Scalar
+    steps: Int[Array, ""]
+    residual: Scalar
+    jvps: Int[Array, ""]
+    vjps: Int[Array, ""]
+    status: Int[Array, ""]
+    aux: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    r"""A direction with all that a step rule may ask about it; lives inside one trace.
+
+    Attributes:
+        value: the objective :math:`h` at the parameters.
+        d: the direction, in the dtypes of the parameters; zero where it is not usable.
+        info: the report.
+        usable: whether nothing was non-finite and no value was bad.
+        gamma: the regularisation it was computed with.
+        plin: the convex model it comes from.
+        curvature: :math:`\langle d, G d \rangle`, where it is known.
+        along: :math:`\eta \mapsto h(w - \eta d)`, on the same batch and with the same ``args``;
+            what the model returns beside its outputs is discarded.
+    """
+
+    value: Scalar
+    d: Params
+    info: Info
+    usable: Bool[Array, ""]
+    gamma: Scalar
+    plin: PartialLinearization
+    curvature: Scalar | None
+    along: Callable[[Scalar], Scalar]
+
+    @property
+    def vector(self) -> Params:
+        """The direction in the one dtype of the algebra."""
+        return jax.tree.map(lambda x: x.astype(self.value.dtype), self.d)
+
+    def with_prediction(self) -> Direction:
+        """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
+        d = self.vector
+        paid = self.curvature is None
+        curvature = self.plin.curvature(d) if self.curvature is None else self.curvature
+        predicted = self.info.slope - 0.5 * (curvature + dot(d, d) / self.gamma)
+        info = self.info._replace(predicted=predicted, jvps=self.info.jvps + int(paid))
+        return dataclasses.replace(self, info=info, curvature=curvature)
+
+
+class Options(TypedDict, total=False):
+    """The options of :func:`value_and_direction`, which all optimizers take too."""
+
+    subproblem: Subproblem
+    solver: Any
+    curvature_size: int | None
+    chunk_size: int | None
+    has_aux: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """A model, a loss and the way to a direction; see :func:`value_and_direction`."""
+
+    model: Model
+    loss: Loss
+    subproblem: Subproblem = dual_quadratic
+    solver: Any = None
+    curvature_size: int | None = None
+    chunk_size: int | None = None
+    has_aux: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.model):
+            raise TypeError(f"model must be a function model(params, inputs), not {self.model!r}")
+        if not isinstance(self.loss, Loss):
+            raise TypeError(
+                f"loss must be a proxlin.Loss such as Logistic(), not {self.loss!r}; wrap a convex "
+                "function as FromFunction(fn)"
+            )
+        for name in ("curvature_size", "chunk_size"):
+            size = getattr(self, name)
+            if size is not None and (not isinstance(size, int) or size < 1):
+                raise ValueError(f"{name}={size!r}: give a positive integer, or None")
+        if self.chunk_size is not None and self.has_aux:
+            raise ValueError(
+                "chunk_size with has_aux: statistics of a batch cannot be taken chunk by chunk; "
+                "drop one of the two"
+            )
+
+    def direction(
+        self,
+        params: Params,
+        inputs: PyTree,
+        targets: PyTree,
+        args: tuple[Any, ...],
+        gamma: Any,
+        weights: Any,
+    ) -> Direction:
+        """One walk: linearise, differentiate the loss, solve the subproblem, map back."""
+        check_params(params)
+        batch = self._batch(params, inputs, targets, args, weights)
+        gamma, gamma_ok = _checked_gamma(gamma, batch.weights.dtype)
+
+        lin = self._linearize(params, batch.inputs, args)
+        value = jnp.sum(batch.weights * self.loss.value(lin.outputs, batch.targets))
+        pull = batch.weights[..., None] * self.loss.grad(lin.outputs, batch.targets)
+        grad = lin.vjp(pull)
+        plin = self._partial_linearization(lin, params, batch, args, grad)
+        solver = CG() if self.solver is None else self.solver
+        solved = self.subproblem(plin, gamma, solver)
+
+        slope = dot(solved.d, grad)
+        finite = jnp.isfinite(value) & jnp.isfinite(slope) & _all_finite(solved.d)
+        status = jnp.where(finite, solved.status, count(Status.NON_FINITE))
+        status = jnp.where(batch.good & gamma_ok, status, count(Status.BAD_VALUE))
+        usable = (status == count(Status.OK)) | (status == count(Status.BREAKDOWN))
+        d = _cast_like(solved.d, params)
+        d = select(usable, d, jax.tree.map(jnp.zeros_like, d))
+        info = Info(
+            grad=_cast_like(grad, params),
+            slope=slope,
+            predicted=jnp.full_like(slope, jnp.nan),
+            steps=solved.steps,
+            residual=solved.residual,
+            jvps=solved.jvps,
+            vjps=solved.vjps + 1,
+            status=status,
+            aux=lin.aux,
+        )
+        direction = Direction(
+            value=value,
+            d=d,
+            info=info,
+            usable=usable,
+            gamma=gamma,
+            plin=plin,
+            curvature=solved.curvature,
+            along=lambda eta: self._objective(add_step(params, eta, d), batch, args),
+        )
+        return direction if solved.curvature is None else direction.with_prediction()
+
+    def _linearize(self, params: Params, inputs: PyTree, args: tuple[Any, ...]) -> Linearization:
+        return linearize(
+            self.model, params, inputs, *args, has_aux=self.has_aux, chunk_size=self.chunk_size
+        )
+
+    def _partial_linearization(
+        self,
+        lin: Linearization,
+        params: Params,
+        batch: Batch,
+        args: tuple[Any, ...],
+        grad: Params,
+    ) -> PartialLinearization:
+        """The convex model, on all examples or on ``curvature_size`` of them."""
+        m = lin.outputs.shape[0]
+        size = self.curvature_size
+        if size is None or size == m:
+            return PartialLinearization(lin, self.loss, batch.targets, batch.weights, grad)
+        rows = batch.every(m // size, size)
+        lin = self._linearize(params, rows.inputs, args)
+        return PartialLinearization(
+            lin, self.loss, rows.targets, rows.weights, grad, same_examples=False
+        )
+
+    def _objective(self, params: Params, batch: Batch, args: tuple[Any, ...]) -> Scalar:
+        outputs = evaluate(
+            self.model,
+            params,
+            batch.inputs,
+            *args,
+            has_aux=self.has_aux,
+            chunk_size=self.chunk_size,
+        )
+        return jnp.sum(batch.weights * self.loss.value(outputs, batch.targets))
+
+    def _batch(
+        self, params: Params, inputs: PyTree, targets: PyTree, args: tuple[Any, ...], weights: Any
+    ) -> Batch:
+        """The batch, checked before any work is done."""
+        per_example = weights is not None or self.curvature_size or self.chunk_size
+        check_inputs(inputs, example_axis=bool(per_example))
+        outputs = jax.eval_shape(lambda w, x: self.model(w, x, *args), params, inputs)
+        if self.has_aux:
+            outputs = outputs[0]
+        check_outputs(outputs)
+        dtype = algebra_dtype(params, outputs)
+        outputs = jax.ShapeDtypeStruct(outputs.shape, dtype)
+        if self.curvature_size is not None and self.curvature_size > outputs.shape[0]:
+            raise ValueError(
+                f"curvature_size={self.curvature_size} for a batch of {outputs.shape[0]} "
+                "examples: give at most as many as the batch has"
+            )
+        return make_batch(self.loss, outputs, inputs, targets, weights)
+
+
+def value_and_direction(
+    model: Model,
+    loss: Loss,
+    *,
+    subproblem: Subproblem = dual_quadratic,
+    solver: Any = None,
+    curvature_size: int | None = None,
+    chunk_size: int | None = None,
+    has_aux: bool = False,
+) -> Callable[..., tuple[tuple[Scalar, Info], Params]]:
+    r"""A function that computes the objective and a prox-linear direction.
+
+    It takes the place of ``jax.value_and_grad``. With :math:`h(w) = \sum_i \omega_i
+    \ell_i(f_i(w))` it approximately solves
+
+    .. math:: d = \operatorname{argmin}_d \sum_i \omega_i\, \ell_i(f_i - J_i d)
+        + \tfrac{1}{2 \gamma} \|d\|^2
+
+    or its quadratic approximation (equations 2 and 3 of the paper), in the parameters or in the
+    dual. ``params - d`` is the step; :math:`-d` is a descent direction after any number of inner
+    steps, and :math:`d = \gamma \nabla h` after none.
+
+    Args:
+        model: ``model(params, inputs, *args) -> outputs`` of shape ``(m, ..., k)``.
+        loss: a convex loss.
+        subproblem: :func:`proxlin.dual_quadratic` or :func:`proxlin.primal_quadratic`.
+        solver: how to solve it; None is ``CG(2)``.
+        curvature_size: take the curvature from this many examples of the batch, evenly spread,
+            and the gradient from all of them.
+        chunk_size: go through the batch in chunks of this many examples, so that memory is
+            bounded; for models in which no example influences another.
+        has_aux: whether the model returns ``(outputs, aux)``.
+
+    Returns:
+        ``fn(params, inputs, targets, *args, gamma=1.0, weights=None) -> ((value, info), d)``.
+        ``args`` are passed to the model as they are (rng keys, BatchNorm statistics, frozen
+        parameters). ``weights``, of shape ``(m,)`` or of that of the outputs without the last
+        axis, make the objective a weighted mean; rows of weight zero may hold anything. ``d``
+        has the structure and dtypes of ``params``, and is zero where ``info.status`` says that
+        it cannot be used.
+
+    Raises:
+        TypeError, ValueError: for options, parameters or batches that cannot be used.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from proxlin import Squared
+        >>> fn = value_and_direction(lambda w, x: x @ w, Squared())
+        >>> w, x = jnp.zeros((2, 1)), jnp.eye(2)
+        >>> (value, info), d = fn(w, x, jnp.ones((2, 1)), gamma=1e4)
+        >>> value, jnp.round(w - d, 2).ravel()
+        (Array(0.5, dtype=float32), Array([1., 1.], dtype=float32))
+    """
+    oracle = Oracle(model, loss, subproblem, solver, curvature_size, chunk_size, has_aux)
+
+    def fn(
+        params: Params,
+        inputs: PyTree,
+        targets: PyTree,
+        *args: Any,
+        gamma: Any = 1.0,
+        weights: Any = None,
+    ) -> tuple[tuple[Scalar, Info], Params]:
+        direction = oracle.direction(params, inputs, targets, args, gamma, weights)
+        return (direction.value, direction.info), direction.d
+
+    return fn
+
+
+def add_step(params: Params, eta: Scalar, d: Params) -> Params:
+    r""":math:`w - \eta d`, in the dtypes of the parameters."""
+    return jax.tree.map(lambda w, x: w - eta.astype(x.dtype) * x, params, d)
+
+
+def _checked_gamma(gamma: Any, dtype: Any) -> tuple[Scalar, Bool[Array, ""]]:
+    if jnp.shape(gamma) != ():
+        raise ValueError(f"gamma must be one number, not an array of shape {jnp.shape(gamma)}")
+    good = require(
+        lambda g: jnp.asarray(g) > 0, lambda g: f"gamma={g}: it must be a positive number", gamma
+    )
+    return jnp.asarray(gamma, dtype), good
+
+
+def _cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, w: x.astype(w.dtype), tree, like)
+
+
+def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

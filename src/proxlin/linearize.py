@@ -1,0 +1,264 @@
+r"""The network, linearised once: outputs, Jacobian products, and their adjoint.
+
+Everything that follows sees the network only through :class:`Linearization`. All vectors it
+takes and returns, in parameter space and in output space, have one dtype of at least float32, so
+that the algebra of the subproblems is done in float32 even for bfloat16 parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+Model = Callable[..., Any]
+Params: TypeAlias = PyTree[Array]
+Outputs = Float[Array, "m *rest k"]
+
+# Convolutions inside a loop are many times slower than outside on XLA:CPU
+# (https://github.com/jax-ml/jax/issues/12868), so that short loops over chunks are unrolled.
+_UNROLLED_CHUNKS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Linearization:
+    r"""A network :math:`f` linearised at parameters :math:`w`.
+
+    .. math:: f(w - d) \approx f - J d
+
+    Attributes:
+        outputs: :math:`f`, of shape ``(m, ..., k)``.
+        jvp: :math:`u \mapsto J u`, from parameter space to output space.
+        vjp: :math:`v \mapsto J^* v`, from output space to parameter space.
+        rows: for an array of example indices, those examples' rows of :math:`J` as one dense
+            array ``(indices, ..., k, p)``, each computed from its example alone.
+        aux: what the model returned beside its outputs.
+    """
+
+    outputs: Outputs
+    jvp: Callable[[Params], Outputs]
+    vjp: Callable[[Outputs], Params]
+    rows: Callable[[Int[Array, " b"]], Float[Array, "b *rest k p"]]
+    aux: Any = None
+
+    def examples_independent(self) -> Bool[Array, ""]:
+        r"""Whether ``rows`` agrees with :math:`J` on the first and the last example.
+
+        It does not where examples influence each other (BatchNorm) or where what a model does
+        depends on their number (one dropout key for the batch). Costs two VJPs.
+        """
+        m = self.outputs.shape[0]
+        tolerance = float(jnp.finfo(self.outputs.dtype).eps) ** 0.5
+        agree = jnp.asarray(True)
+        for index in (0, m - 1):
+            whole = self.vjp(jnp.zeros_like(self.outputs).at[index].set(1))
+            flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(whole)])
+            alone = self.rows(jnp.asarray([index]))
+            alone = jnp.sum(alone.reshape(-1, flat.size), axis=0)
+            scale = jnp.linalg.norm(flat) + jnp.linalg.norm(alone)
+            agree &= jnp.linalg.norm(flat - alone) <= tolerance * scale
+        return agree
+
+
+def linearize(
+    model: Model,
+    params: Params,
+    inputs: PyTree,
+    *args: Any,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+) -> Linearization:
+    r"""Linearises ``w -> model(w, inputs, *args)`` at ``params``.
+
+    One forward pass serves the outputs and all later products (``jax.linearize`` and
+    ``jax.linear_transpose``). With ``chunk_size`` nothing is kept of the forward pass: each
+    product goes through the batch in chunks of that many examples and linearises each anew, so
+    that memory is bounded by one chunk and a product costs one forward pass more.
+
+    Args:
+        model: ``model(params, inputs, *args) -> outputs``, of shape ``(m, ..., k)``.
+        params: a pytree of floating-point arrays.
+        inputs: any pytree; with ``chunk_size`` each leaf has the example axis first.
+        *args: passed on as they are.
+        has_aux: whether the model returns ``(outputs, aux)``.
+        chunk_size: how many examples to linearise at once; all when None.
+
+    Returns:
+        The linearisation.
+
+    Raises:
+        TypeError: for parameters or outputs that are not real floating-point arrays.
+        ValueError: for outputs of shape ``(m,)`` or an empty batch.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> lin = linearize(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.eye(2))
+        >>> lin.jvp(jnp.ones((2, 1))).shape, lin.vjp(lin.outputs).shape
+        ((2, 1), (2, 1))
+    """
+    check_params(params)
+    on = _on(model, args, has_aux)
+    if chunk_size is None:
+        outputs, jvp, aux = jax.linearize(on(inputs), params, has_aux=True)
+        check_outputs(outputs)
+        transpose = jax.linear_transpose(jvp, params)
+        vjp: Callable[[Array], Params] = lambda v: transpose(v)[0]
+    else:
+        aux = None
+        chunks = _Chunks.of(inputs, chunk_size)
+        outputs = chunks.outputs(on, params)
+        check_outputs(outputs)
+        jvp = functools.partial(chunks.jvp, on, params)
+        vjp = functools.partial(chunks.vjp, on, params)
+
+    dtype = algebra_dtype(params, outputs)
+    lift = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
+    narrow = lambda u: jax.tree.map(lambda x, w: x.astype(w.dtype), u, params)
+
+    def rows(indices: Int[Array, " b"]) -> Float[Array, "b *rest k p"]:
+        return lift(_rows(on, params, jax.tree.map(lambda x: x[indices], inputs)))
+
+    return Linearization(
+        outputs=lift(outputs),
+        jvp=lambda u: lift(jvp(narrow(u))),
+        vjp=lambda v: lift(vjp(v.astype(outputs.dtype))),
+        rows=rows,
+        aux=aux,
+    )
+
+
+def evaluate(
+    model: Model,
+    params: Params,
+    inputs: PyTree,
+    *args: Any,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+) -> Outputs:
+    """The outputs of :func:`linearize` alone, by a forward pass."""
+    on = _on(model, args, has_aux)
+    if chunk_size is None:
+        outputs = on(inputs)(params)[0]
+    else:
+        outputs = _Chunks.of(inputs, chunk_size).outputs(on, params)
+    return outputs.astype(algebra_dtype(params, outputs))
+
+
+# inputs -> params -> (outputs, aux)
+_On = Callable[[PyTree], Callable[[Params], tuple[Array, Any]]]
+
+
+def _on(model: Model, args: tuple[Any, ...], has_aux: bool) -> _On:
+    if has_aux:
+        return lambda inputs: lambda w: model(w, inputs, *args)
+    return lambda inputs: lambda w: (model(w, inputs, *args), None)
+
+
+def algebra_dtype(*trees: PyTree) -> Any:
+    """The one dtype of all vectors: the widest in the trees, and at least float32."""
+    dtypes = {jnp.dtype(x.dtype) for x in jax.tree.leaves(trees)} | {jnp.dtype(jnp.float32)}
+    return max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits)
+
+
+def check_params(params: Params) -> None:
+    """Raises unless every leaf is a real floating-point array."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise ValueError("params has no leaves: there is nothing to differentiate")
+    for path, leaf in leaves:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise TypeError(
+                f"params{jax.tree_util.keystr(path)} has dtype {jnp.result_type(leaf)}; parameters "
+                "must be real floating-point arrays. Pass counters, keys and other state in `args`"
+            )
+
+
+def check_outputs(outputs: Any) -> None:
+    """Raises unless ``outputs`` is a non-empty floating-point array ``(m, ..., k)``."""
+    if not hasattr(outputs, "shape") or not jnp.issubdtype(outputs.dtype, jnp.floating):
+        raise TypeError(
+            f"the model must return one floating-point array of shape (m, ..., k), not {outputs}; "
+            "a model that returns (outputs, aux) needs has_aux=True"
+        )
+    if len(outputs.shape) < 2:
+        raise ValueError(
+            f"the model returned outputs of shape {outputs.shape}; return (m, 1) instead of (m,): "
+            "the last axis holds the k outputs of one example"
+        )
+    if 0 in outputs.shape:
+        raise ValueError(f"empty batch: the model returned outputs of shape {outputs.shape}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunks:
+    """A batch in chunks that are linearised one at a time and forgotten again."""
+
+    inputs: PyTree  # leaves (count, size, ...)
+    m: int
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, inputs: PyTree, size: int) -> _Chunks:
+        m = jax.tree.leaves(inputs)[0].shape[0]
+        chunks = cls(inputs, m, -(-m // size), size)
+        # Padding repeats the first example: an input that the network has to handle anyway.
+        split = jax.tree.map(lambda x: chunks._split(x, x[:1]), inputs)
+        return dataclasses.replace(chunks, inputs=split)
+
+    def outputs(self, on: _On, params: Params) -> Array:
+        return self._join(self._scan(lambda w, x: (w, on(x)(w)[0]), params, self.inputs)[1])
+
+    def jvp(self, on: _On, params: Params, u: Params) -> Array:
+        def body(c: tuple[Params, Params], x: PyTree) -> tuple[Any, Array]:
+            return c, jax.jvp(lambda w: on(x)(w)[0], (c[0],), (c[1],))[1]
+
+        return self._join(self._scan(body, (params, u), self.inputs)[1])
+
+    def vjp(self, on: _On, params: Params, v: Array) -> Params:
+        def body(c: tuple[Params, Params], x: tuple[PyTree, Array]) -> tuple[Any, None]:
+            (part,) = jax.vjp(lambda w: on(x[0])(w)[0], c[0])[1](x[1])
+            return (c[0], jax.tree.map(lambda a, b: a + b.astype(a.dtype), c[1], part)), None
+
+        # The sum over chunks is kept in the dtype of the algebra, as one over the batch would be.
+        zero = jax.tree.map(lambda w: jnp.zeros(w.shape, algebra_dtype(params)), params)
+        xs = (self.inputs, self._split(v, jnp.zeros_like(v[:1])))
+        return self._scan(body, (params, zero), xs)[0][1]
+
+    def _scan(self, body: Callable[..., Any], carry: Any, xs: Any) -> Any:
+        # The barrier keeps one chunk after the other, and keeps XLA from sharing, and so from
+        # storing, the forward pass of a chunk between products.
+        return jax.lax.scan(
+            lambda c, x: body(*jax.lax.optimization_barrier((c, x))),
+            carry,
+            xs,
+            unroll=self.count if self.count <= _UNROLLED_CHUNKS else 1,
+        )
+
+    def _split(self, x: Array, pad: Array) -> Array:
+        pad = jnp.broadcast_to(pad, (self.count * self.size - self.m, *x.shape[1:]))
+        return jnp.concatenate([x, pad]).reshape(self.count, self.size, *x.shape[1:])
+
+    def _join(self, x: Array) -> Array:
+        return x.reshape(self.count * self.size, *x.shape[2:])[: self.m]
+
+
+def _rows(on: _On, params: Params, inputs: PyTree) -> Float[Array, "b *rest k p"]:
+    """Each example's rows of J, from that example alone."""
+    dtype = algebra_dtype(params)
+
+    def one(example: PyTree) -> Array:
+        outputs, vjp, _ = jax.vjp(
+            on(jax.tree.map(lambda x: x[None], example)), params, has_aux=True
+        )
+        basis = jnp.eye(outputs.size, dtype=outputs.dtype).reshape(-1, *outputs.shape)
+        leaves = jax.tree.leaves(jax.vmap(vjp)(basis))
+        flat = [leaf.reshape(outputs.size, -1).astype(dtype) for leaf in leaves]
+        return jnp.concatenate(flat, axis=1).reshape(*outputs.shape[1:], -1)
+
+    return jax.vmap(one)(inputs)

@@ -1,0 +1,280 @@
+r"""Step rules: how far to go along a direction, and with which gamma to look for the next one."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from proxlin.direction import Direction, Info
+from proxlin.solvers.system import count, dot
+from proxlin.subproblems import Scalar
+
+ScalarOrSchedule = float | Array | Callable[[Any], Any]
+
+
+class Step(NamedTuple):
+    r"""What a rule decided.
+
+    Attributes:
+        eta: the stepsize; the step is :math:`w - \eta d`.
+        accepted: whether to take the step.
+        gamma: the gamma to carry on with.
+        info: the report of the direction, with what the rule has added to it.
+        evaluations: forward passes at trial points.
+    """
+
+    eta: Scalar
+    accepted: Bool[Array, ""]
+    gamma: Scalar
+    info: Info
+    evaluations: Int[Array, ""]
+
+
+class StepRule(abc.ABC):
+    """A frozen dataclass with a ``gamma`` that decides how far to go along a direction."""
+
+    gamma: ScalarOrSchedule
+
+    def first_gamma(self) -> Scalar:
+        """The gamma of the first step."""
+        return _at(self.gamma, count(0))
+
+    def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
+        """The gamma for a step, given the number of steps before it and the one carried on."""
+        return _at(self.gamma, steps)
+
+    @abc.abstractmethod
+    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+        """Decides; ``steps`` counts the steps taken before this one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(StepRule):
+    r"""The same stepsize at every step, :math:`w - \eta\, d(\gamma)`.
+
+    Attributes:
+        gamma: the regularisation, a number or an Optax schedule.
+        eta: the stepsize, a number or an Optax schedule.
+
+    Example:
+        >>> import optax
+        >>> rule = Fixed(gamma=optax.exponential_decay(1.0, 100, 0.5), eta=1.0)
+    """
+
+    gamma: ScalarOrSchedule = 1.0
+    eta: ScalarOrSchedule = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "gamma", "eta")
+
+    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+        """Always takes the step."""
+        eta = _at(self.eta, steps).astype(direction.value.dtype)
+        return Step(eta, jnp.asarray(True), direction.gamma, direction.info, count(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Armijo(StepRule):
+    r"""Backtracking on the mini-batch objective.
+
+    The first :math:`\eta` of ``max_eta``, ``max_eta * shrink``, ... that satisfies
+
+    .. math:: h(w - \eta d) \le h(w) - \beta\, \eta \langle d, \nabla h \rangle
+        + 4\, \mathrm{eps}\, |h(w)|
+
+    is taken. Each search starts at ``max_eta``: nothing carries over from one batch to the next.
+    Trial points see the same batch and the same ``args`` (so the same dropout), and their
+    statistics are discarded. If no stepsize passes, the step is refused.
+
+    Attributes:
+        gamma: the regularisation, a number or an Optax schedule.
+        beta: the fraction of the slope that must be realised.
+        shrink: the factor between two trials.
+        max_eta: the first trial.
+        max_backtracks: how often to shrink before giving up.
+    """
+
+    gamma: ScalarOrSchedule = 1.0
+    beta: float = 1e-4
+    shrink: float = 0.8
+    max_eta: float = 1.0
+    max_backtracks: int = 30
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "gamma", "max_eta")
+        _check_fraction(self, "beta", "shrink")
+        if self.max_backtracks < 0:
+            raise ValueError(f"Armijo(max_backtracks={self.max_backtracks}): give at least 0")
+
+    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+        """Searches; one forward pass for each trial."""
+        value, slope = direction.value, direction.info.slope
+        slack = _rounding(value)
+
+        def trial(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            eta, _, evaluations = state
+            passed = direction.along(eta) <= value - self.beta * eta * slope + slack
+            return jnp.where(passed, eta, self.shrink * eta), passed, evaluations + 1
+
+        eta, passed, evaluations = jax.lax.while_loop(
+            lambda s: ~s[1] & (s[2] <= self.max_backtracks) & direction.usable & (slope >= 0),
+            trial,
+            (jnp.asarray(self.max_eta, value.dtype), jnp.asarray(False), count(0)),
+        )
+        return Step(eta, passed, direction.gamma, direction.info, evaluations)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelStep(StepRule):
+    r"""The best step along the direction on the convex model.
+
+    .. math:: \eta = \operatorname{argmin}_{\eta \in [0, 1]}
+        \sum_i \omega_i\, \ell_i(f_i - \eta J_i d) + \tfrac{\eta^2}{2 \gamma} \|d\|^2
+
+    costs one JVP and no forward pass. The quadratic model does not see how far a saturated loss
+    is from its quadratic expansion; the convex model does. Where curvature is taken from a part
+    of the batch, so is the convex model, its slope corrected to that of the whole batch.
+
+    Attributes:
+        gamma: the regularisation, a number or an Optax schedule.
+    """
+
+    gamma: ScalarOrSchedule = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "gamma")
+
+    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+        """Finds the root of the derivative by bisection, to three digits."""
+        derivative = _model_derivative(direction)
+        one = jnp.ones_like(direction.value)
+
+        def halve(bounds: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+            low, high = bounds
+            middle = 0.5 * (low + high)
+            beyond = ~(derivative(middle) <= 0)
+            return jnp.where(beyond, low, middle), jnp.where(beyond, middle, high)
+
+        whole = derivative(one) <= 0
+        smallest = jnp.finfo(one.dtype).tiny / jnp.finfo(one.dtype).eps
+        low, _ = jax.lax.while_loop(
+            lambda b: ~whole & direction.usable & (b[1] - b[0] > 1e-3 * b[1]) & (b[1] > smallest),
+            halve,
+            (jnp.zeros_like(one), one),
+        )
+        eta = jnp.where(whole, one, low)
+        info = direction.info._replace(jvps=direction.info.jvps + 1)
+        return Step(eta, eta > 0, direction.gamma, info, count(0))
+
+
+def _model_derivative(direction: Direction) -> Callable[[Scalar], Scalar]:
+    """The derivative in eta of the convex model along the direction."""
+    plin, d = direction.plin, direction.vector
+    outputs = plin.linearization.outputs
+    change = plin.linearization.jvp(d)
+    weighted = plin.weights[..., None] * change
+
+    def gain(eta: Scalar) -> Scalar:
+        return jnp.sum(weighted * plin.loss.grad(outputs - eta * change, plin.targets))
+
+    zero = jnp.zeros_like(direction.value)
+    missing = zero if plin.same_examples else direction.info.slope - gain(zero)
+    proximity = dot(d, d) / direction.gamma
+    return lambda eta: eta * proximity - gain(eta) - missing
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustRegion(StepRule):
+    r"""Full steps, with gamma adapted to how well the quadratic model predicts them.
+
+    .. math:: \text{ratio} = \frac{h(w) - h(w - d)}
+        {\langle d, \nabla h \rangle - \tfrac12 \langle d, (G + I/\gamma) d \rangle}
+
+    on the same batch, with both sides raised by the rounding of :math:`h`. Below ``low`` gamma
+    shrinks, above ``high`` it grows, and a ratio that is not positive, or not finite, refuses the
+    step as well. Gamma does not grow while conjugate gradients are badly truncated: while they
+    leave more than ``max_residual`` of the subproblem unsolved, or realise less than half of the
+    decrease :math:`\tfrac12 \langle d, \nabla h \rangle` that an exact solution has. Few steps
+    solve a less regularised subproblem even less.
+
+    Attributes:
+        gamma: the first gamma.
+        low: below this ratio gamma shrinks.
+        high: above this ratio gamma grows.
+        shrink: the factor by which it shrinks.
+        grow: the factor by which it grows.
+        min_gamma: the least gamma.
+        max_gamma: the largest gamma.
+        max_residual: the largest relative residual, before the last inner step, to grow with.
+    """
+
+    gamma: float = 1.0
+    low: float = 0.25
+    high: float = 0.75
+    shrink: float = 0.5
+    grow: float = 2.0
+    min_gamma: float = 1e-8
+    max_gamma: float = 1e8
+    max_residual: float = 0.5
+
+    def __post_init__(self) -> None:
+        if callable(self.gamma):
+            raise TypeError("TrustRegion adapts gamma itself: give a first number, not a schedule")
+        _check_positive(self, "gamma", "grow", "min_gamma", "max_gamma", "max_residual")
+        _check_fraction(self, "low", "high", "shrink")
+        if self.low > self.high or self.grow < 1 or self.min_gamma > self.max_gamma:
+            raise ValueError(f"{self}: needs low <= high, grow >= 1 and min_gamma <= max_gamma")
+
+    def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
+        """The gamma carried on."""
+        return carried
+
+    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+        """Compares the decrease with the prediction; one forward pass, at most one JVP."""
+        direction = direction.with_prediction()
+        value, info, gamma = direction.value, direction.info, direction.gamma
+        one = jnp.ones_like(value)
+        slack = _rounding(value)
+        ratio = (value - direction.along(one) + slack) / (info.predicted + slack)
+        ratio = jnp.where(info.predicted >= 0, ratio, -one)
+        ratio = jnp.where(info.slope == 0, one, ratio)  # a critical point: nothing to predict
+        accepted = (ratio > 0) & jnp.isfinite(ratio)
+        solved = ~(info.residual > self.max_residual) & (info.predicted >= 0.25 * info.slope)
+        grows = accepted & (ratio > self.high) & solved
+        factor = jnp.where(grows, self.grow, jnp.where(ratio >= self.low, 1.0, self.shrink))
+        following = jnp.clip(gamma * factor.astype(gamma.dtype), self.min_gamma, self.max_gamma)
+        return Step(one, accepted, jnp.where(direction.usable, following, gamma), info, count(1))
+
+
+def _at(value: ScalarOrSchedule, steps: Int[Array, ""]) -> Scalar:
+    """A number, or a schedule at a step, in the default float dtype."""
+    return jnp.asarray(value(steps) if callable(value) else value).astype(jnp.result_type(float))
+
+
+def _rounding(value: Scalar) -> Scalar:
+    return 4 * jnp.finfo(value.dtype).eps * jnp.abs(value)
+
+
+def _check_positive(rule: StepRule, *names: str) -> None:
+    for name in names:
+        value = getattr(rule, name)
+        if callable(value) or isinstance(value, jax.core.Tracer):
+            continue
+        if np.ndim(value) != 0 or not value > 0:
+            raise ValueError(f"{type(rule).__name__}({name}={value!r}): give a positive number")
+
+
+def _check_fraction(rule: StepRule, *names: str) -> None:
+    for name in names:
+        value = getattr(rule, name)
+        if not isinstance(value, jax.core.Tracer) and not 0 < value < 1:
+            raise ValueError(
+                f"{type(rule).__name__}({name}={value!r}): give a number between 0 and 1"
+            )
