@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -21,7 +22,7 @@ def init_mlp(key: Array, sizes: Sequence[int]) -> Params:
         >>> [layer["w"].shape for layer in init_mlp(jax.random.key(0), [64, 32, 10])]
         [(64, 32), (32, 10)]
     """
-    pairs = list(zip(sizes, sizes[1:], strict=False))
+    pairs = list(itertools.pairwise(sizes))
     keys = jax.random.split(key, len(pairs))
     return [_dense(k, i, o) for k, (i, o) in zip(keys, pairs, strict=True)]
 
