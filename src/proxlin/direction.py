@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
 from proxlin.batch import Batch, check_inputs, make_batch
@@ -23,9 +24,17 @@ from proxlin.linearize import (
     linearize,
 )
 from proxlin.losses import Loss
-from proxlin.solvers import CG, Status
+from proxlin.regularizers import Regularizer, Zero
+from proxlin.solvers import Status
 from proxlin.solvers.system import count, dot, select
-from proxlin.subproblems import PartialLinearization, Scalar, Subproblem, dual_quadratic
+from proxlin.subproblems import (
+    PartialLinearization,
+    Proximity,
+    Scalar,
+    Subproblem,
+    check_combination,
+    dual_quadratic,
+)
 
 
 class Info(NamedTuple):
@@ -43,6 +52,10 @@ class Info(NamedTuple):
         vjps: vector-Jacobian products spent, the one for the gradient among them.
         status: a :class:`proxlin.Status`.
         aux: what the model returned beside its outputs.
+        penalty: :math:`\rho(w)`, the regularizer at the parameters.
+        primal: value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
+        dual: value of its dual, a lower bound of the minimum; likewise.
+        gap: the difference of the two, which bounds the error of the subproblem's solution.
     """
 
     grad: Params
@@ -54,6 +67,10 @@ class Info(NamedTuple):
     vjps: Int[Array, ""]
     status: Int[Array, ""]
     aux: Any
+    penalty: Scalar
+    primal: Scalar
+    dual: Scalar
+    gap: Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +84,10 @@ class Direction:
         usable: whether nothing was non-finite and no value was bad.
         gamma: the regularisation it was computed with.
         plin: the convex model it comes from.
-        curvature: :math:`\langle d, G d \rangle`, where it is known.
-        along: :math:`\eta \mapsto h(w - \eta d)`, on the same batch and with the same ``args``;
-            what the model returns beside its outputs is discarded.
+        pull: :math:`J^* \alpha`, where a regularizer makes the way along the direction an arc.
+        predicts: whether ``info.predicted`` is known.
+        objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
+            and with the same ``args``; what the model returns beside its outputs is discarded.
     """
 
     value: Scalar
@@ -78,22 +96,44 @@ class Direction:
     usable: Bool[Array, ""]
     gamma: Scalar
     plin: PartialLinearization
-    curvature: Scalar | None
-    along: Callable[[Scalar], Scalar]
+    pull: Params | None
+    predicts: bool
+    objective: Callable[[Params], Scalar]
+
+    @property
+    def total(self) -> Scalar:
+        r""":math:`h + \rho` at the parameters."""
+        return self.value if self.pull is None else self.value + self.info.penalty
 
     @property
     def vector(self) -> Params:
         """The direction in the one dtype of the algebra."""
         return jax.tree.map(lambda x: x.astype(self.value.dtype), self.d)
 
+    def displacement(self, eta: Scalar, pull: Params | None = None) -> Params:
+        r"""The way from the parameters to a trial point, in their dtypes.
+
+        :math:`\eta d`, or with a regularizer the prox arc :math:`w - \operatorname{prox}_{\eta
+        \gamma \rho}(w - \eta \gamma J^* \alpha)`, on which zeros are exact.
+        """
+        if self.pull is None:
+            return jax.tree.map(lambda x: eta.astype(x.dtype) * x, self.d)
+        pull = self.pull if pull is None else pull
+        arc = Proximity.of(self.plin, self.gamma).arc(eta, pull)
+        return _cast_like(arc, self.d)
+
+    def along(self, eta: Scalar) -> Scalar:
+        r"""The objective at the trial point of :math:`\eta`."""
+        return self.objective(self.displacement(eta))
+
     def with_prediction(self) -> Direction:
         """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
+        if self.predicts:
+            return self
         d = self.vector
-        paid = self.curvature is None
-        curvature = self.plin.curvature(d) if self.curvature is None else self.curvature
-        predicted = self.info.slope - 0.5 * (curvature + dot(d, d) / self.gamma)
-        info = self.info._replace(predicted=predicted, jvps=self.info.jvps + int(paid))
-        return dataclasses.replace(self, info=info, curvature=curvature)
+        predicted = self.plin.predicted(d, self.gamma, self.plin.curvature(d))
+        info = self.info._replace(predicted=predicted, jvps=self.info.jvps + 1)
+        return dataclasses.replace(self, info=info, predicts=True)
 
 
 class Options(TypedDict, total=False):
@@ -101,6 +141,7 @@ class Options(TypedDict, total=False):
 
     subproblem: Subproblem
     solver: Any
+    regularizer: Regularizer
     curvature_size: int | None
     chunk_size: int | None
     has_aux: bool
@@ -114,6 +155,7 @@ class Oracle:
     loss: Loss
     subproblem: Subproblem = dual_quadratic
     solver: Any = None
+    regularizer: Regularizer = Zero()  # noqa: RUF009
     curvature_size: int | None = None
     chunk_size: int | None = None
     has_aux: bool = False
@@ -126,6 +168,9 @@ class Oracle:
                 f"loss must be a proxlin.Loss such as Logistic(), not {self.loss!r}; wrap a convex "
                 "function as FromFunction(fn)"
             )
+        if not isinstance(self.regularizer, Regularizer):
+            raise TypeError(f"regularizer must be one such as L1(1e-3), not {self.regularizer!r}")
+        check_combination(self.subproblem, self.loss, self.solver, self.regularizer)
         for name in ("curvature_size", "chunk_size"):
             size = getattr(self, name)
             if size is not None and (not isinstance(size, int) or size < 1):
@@ -153,40 +198,43 @@ class Oracle:
         lin = self._linearize(params, batch.inputs, args)
         value = jnp.sum(batch.weights * self.loss.value(lin.outputs, batch.targets))
         pull = batch.weights[..., None] * self.loss.grad(lin.outputs, batch.targets)
-        grad = lin.vjp(pull)
-        plin = self._partial_linearization(lin, params, batch, args, grad)
-        solver = CG() if self.solver is None else self.solver
-        solved = self.subproblem(plin, gamma, solver)
+        plin = self._partial_linearization(lin, params, batch, args, grad=lin.vjp(pull))
+        solved = self.subproblem(plin, gamma, self.solver)
 
-        slope = dot(solved.d, grad)
+        slope = dot(solved.d, plin.grad)
         finite = jnp.isfinite(value) & jnp.isfinite(slope) & _all_finite(solved.d)
         status = jnp.where(finite, solved.status, count(Status.NON_FINITE))
         status = jnp.where(batch.good & gamma_ok, status, count(Status.BAD_VALUE))
         usable = (status == count(Status.OK)) | (status == count(Status.BREAKDOWN))
         d = _cast_like(solved.d, params)
         d = select(usable, d, jax.tree.map(jnp.zeros_like, d))
+        unknown = jnp.full_like(slope, jnp.nan)
         info = Info(
-            grad=_cast_like(grad, params),
+            grad=_cast_like(plin.grad, params),
             slope=slope,
-            predicted=jnp.full_like(slope, jnp.nan),
+            predicted=unknown if solved.predicted is None else solved.predicted,
             steps=solved.steps,
             residual=solved.residual,
             jvps=solved.jvps,
             vjps=solved.vjps + 1,
             status=status,
             aux=lin.aux,
+            penalty=self.regularizer.value(params).astype(value.dtype),
+            primal=solved.primal,
+            dual=solved.dual,
+            gap=solved.primal - solved.dual,
         )
-        direction = Direction(
+        return Direction(
             value=value,
             d=d,
             info=info,
             usable=usable,
             gamma=gamma,
             plin=plin,
-            curvature=solved.curvature,
-            along=lambda eta: self._objective(add_step(params, eta, d), batch, args),
+            pull=solved.pull,
+            predicts=solved.predicted is not None,
+            objective=lambda way: self._objective(optax.tree.sub(params, way), batch, args),
         )
-        return direction if solved.curvature is None else direction.with_prediction()
 
     def _linearize(self, params: Params, inputs: PyTree, args: tuple[Any, ...]) -> Linearization:
         return linearize(
@@ -203,13 +251,19 @@ class Oracle:
     ) -> PartialLinearization:
         """The convex model, on all examples or on ``curvature_size`` of them."""
         m = lin.outputs.shape[0]
-        size = self.curvature_size
-        if size is None or size == m:
-            return PartialLinearization(lin, self.loss, batch.targets, batch.weights, grad)
-        rows = batch.every(m // size, size)
-        lin = self._linearize(params, rows.inputs, args)
+        size = self.curvature_size or m
+        if size < m:
+            batch = batch.every(m // size, size)
+            lin = self._linearize(params, batch.inputs, args)
         return PartialLinearization(
-            lin, self.loss, rows.targets, rows.weights, grad, same_examples=False
+            linearization=lin,
+            loss=self.loss,
+            targets=batch.targets,
+            weights=batch.weights,
+            grad=grad,
+            params=jax.tree.map(lambda w: w.astype(lin.outputs.dtype), params),
+            regularizer=self.regularizer,
+            same_examples=size == m,
         )
 
     def _objective(self, params: Params, batch: Batch, args: tuple[Any, ...]) -> Scalar:
@@ -221,7 +275,10 @@ class Oracle:
             has_aux=self.has_aux,
             chunk_size=self.chunk_size,
         )
-        return jnp.sum(batch.weights * self.loss.value(outputs, batch.targets))
+        value = jnp.sum(batch.weights * self.loss.value(outputs, batch.targets))
+        if isinstance(self.regularizer, Zero):
+            return value
+        return value + self.regularizer.value(params).astype(value.dtype)
 
     def _batch(
         self, params: Params, inputs: PyTree, targets: PyTree, args: tuple[Any, ...], weights: Any
@@ -249,6 +306,7 @@ def value_and_direction(
     *,
     subproblem: Subproblem = dual_quadratic,
     solver: Any = None,
+    regularizer: Regularizer = Zero(),
     curvature_size: int | None = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
@@ -268,8 +326,12 @@ def value_and_direction(
     Args:
         model: ``model(params, inputs, *args) -> outputs`` of shape ``(m, ..., k)``.
         loss: a convex loss.
-        subproblem: :func:`proxlin.dual_quadratic` or :func:`proxlin.primal_quadratic`.
-        solver: how to solve it; None is ``CG(2)``.
+        subproblem: :func:`proxlin.dual_quadratic`, :func:`proxlin.primal_quadratic`,
+            :func:`proxlin.dual_convex` or :func:`proxlin.primal_convex`.
+        solver: how to solve it; None is ``CG(2)`` for linear systems, else
+            ``ProximalGradient()``.
+        regularizer: a convex :math:`\rho` of the parameters, added to the objective and, as it
+            is, to the subproblem.
         curvature_size: take the curvature from this many examples of the batch, evenly spread,
             and the gradient from all of them.
         chunk_size: go through the batch in chunks of this many examples, so that memory is
@@ -296,7 +358,9 @@ def value_and_direction(
         >>> value, jnp.round(w - d, 2).ravel()
         (Array(0.5, dtype=float32), Array([1., 1.], dtype=float32))
     """
-    oracle = Oracle(model, loss, subproblem, solver, curvature_size, chunk_size, has_aux)
+    oracle = Oracle(
+        model, loss, subproblem, solver, regularizer, curvature_size, chunk_size, has_aux
+    )
 
     def fn(
         params: Params,
@@ -310,11 +374,6 @@ def value_and_direction(
         return (direction.value, direction.info), direction.d
 
     return fn
-
-
-def add_step(params: Params, eta: Scalar, d: Params) -> Params:
-    r""":math:`w - \eta d`, in the dtypes of the parameters."""
-    return jax.tree.map(lambda w, x: w - eta.astype(x.dtype) * x, params, d)
 
 
 def _checked_gamma(gamma: Any, dtype: Any) -> tuple[Scalar, Bool[Array, ""]]:

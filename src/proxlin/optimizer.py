@@ -12,6 +12,7 @@ from jaxtyping import Array, Int, PyTree
 from proxlin.direction import Options, Oracle
 from proxlin.linearize import Model, Params
 from proxlin.losses import Loss
+from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers.system import count
 from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, Step, StepRule
 from proxlin.subproblems import Scalar, Subproblem, dual_quadratic
@@ -25,8 +26,10 @@ class StepInfo(NamedTuple):
     """
 
     value: Scalar
+    penalty: Scalar
     slope: Scalar
     predicted: Scalar
+    gap: Scalar
     steps: Int[Array, ""]
     residual: Scalar
     jvps: Int[Array, ""]
@@ -154,6 +157,7 @@ def spl(
     *,
     subproblem: Subproblem | None = None,
     solver: Any = None,
+    regularizer: Regularizer = Zero(),
     curvature_size: int | None = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
@@ -174,6 +178,7 @@ def spl(
         init_aux=init_aux,
         subproblem=subproblem or dual_quadratic,
         solver=solver,
+        regularizer=regularizer,
         curvature_size=curvature_size,
         chunk_size=chunk_size,
         has_aux=has_aux,
@@ -200,6 +205,11 @@ def _transformation(
 ) -> optax.GradientTransformationExtraArgs:
     """Hands eta * d to ``then``, and keeps all as it was when the step is refused."""
     then = optax.with_extra_args_support(then)
+    if not isinstance(oracle.regularizer, Zero) and not rule.composite:
+        raise TypeError(
+            f"{rule} does not know regularizers; use Armijo(), TrustRegion() or Fixed() with "
+            f"{oracle.regularizer}"
+        )
     if oracle.has_aux != (init_aux is not None):
         raise ValueError(
             "has_aux=True and init_aux go together: a model that returns (outputs, aux) needs the "
@@ -216,7 +226,7 @@ def _transformation(
             eta=zero,
             refused=none,
             aux=jax.tree.map(jnp.asarray, init_aux),
-            info=StepInfo(zero, zero, zero, none, zero, none, none, none, none),
+            info=StepInfo(*(zero,) * 5, none, zero, *(none,) * 4),
             then=then.init(params),
         )
 
@@ -238,8 +248,8 @@ def _transformation(
         step = rule.step(direction, state.taken)
         taken = direction.usable & step.accepted
         eta = jnp.where(taken, step.eta, 0)
-        scaled = jax.tree.map(lambda x: eta.astype(x.dtype) * x, direction.d)
-        new, inner = then.update(scaled, state.then, params, **{"value": direction.value, **extra})
+        way = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
+        new, inner = then.update(way, state.then, params, **{"value": direction.value, **extra})
         new = jax.tree.map(lambda u, w: jnp.where(taken, u, 0).astype(w.dtype), new, params)
         kept = lambda x, old: jax.tree.map(lambda a, b: jnp.where(taken, a, b), x, old)
         real = lambda x: x.astype(jnp.result_type(float))
@@ -261,8 +271,10 @@ def _report(value: Scalar, step: Step) -> StepInfo:
     info = step.info
     return StepInfo(
         value=real(value),
+        penalty=real(info.penalty),
         slope=real(info.slope),
         predicted=real(info.predicted),
+        gap=real(info.gap),
         steps=info.steps,
         residual=real(info.residual),
         jvps=info.jvps,

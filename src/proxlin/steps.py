@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from proxlin.direction import Direction, Info
-from proxlin.solvers.system import count, dot
+from proxlin.linearize import Params
+from proxlin.solvers.system import add_scaled, count, dot, select
 from proxlin.subproblems import Scalar
 
 ScalarOrSchedule = float | Array | Callable[[Any], Any]
@@ -23,7 +24,9 @@ class Step(NamedTuple):
     r"""What a rule decided.
 
     Attributes:
-        eta: the stepsize; the step is :math:`w - \eta d`.
+        eta: the stepsize.
+        displacement: the way to the new parameters, :math:`\eta d` or the prox arc at
+            :math:`\eta`.
         accepted: whether to take the step.
         gamma: the gamma to carry on with.
         info: the report of the direction, with what the rule has added to it.
@@ -31,6 +34,7 @@ class Step(NamedTuple):
     """
 
     eta: Scalar
+    displacement: Params
     accepted: Bool[Array, ""]
     gamma: Scalar
     info: Info
@@ -41,6 +45,7 @@ class StepRule(abc.ABC):
     """A frozen dataclass with a ``gamma`` that decides how far to go along a direction."""
 
     gamma: ScalarOrSchedule
+    composite: ClassVar[bool] = True  # whether it can handle a regularizer
 
     def first_gamma(self) -> Scalar:
         """The gamma of the first step."""
@@ -77,7 +82,8 @@ class Fixed(StepRule):
     def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
         """Always takes the step."""
         eta = _at(self.eta, steps).astype(direction.value.dtype)
-        return Step(eta, jnp.asarray(True), direction.gamma, direction.info, count(0))
+        way = direction.displacement(eta)
+        return Step(eta, way, jnp.asarray(True), direction.gamma, direction.info, count(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +98,14 @@ class Armijo(StepRule):
     is taken. Each search starts at ``max_eta``: nothing carries over from one batch to the next.
     Trial points see the same batch and the same ``args`` (so the same dropout), and their
     statistics are discarded. If no stepsize passes, the step is refused.
+
+    With a regularizer the trial points lie on the prox arc, :math:`w_\eta =
+    \operatorname{prox}_{\eta \gamma \rho}(w - \eta \gamma J^* \alpha)`, and the test is
+
+    .. math:: (h + \rho)(w_\eta) \le (h + \rho)(w) - \beta \bigl(\langle \nabla h, w - w_\eta
+        \rangle + \rho(w) - \rho(w_\eta)\bigr) + 4\, \mathrm{eps}\, |(h + \rho)(w)|
+
+    with a positive bracket; if none passes, the search is repeated on the arc of the gradient.
 
     Attributes:
         gamma: the regularisation, a number or an Optax schedule.
@@ -115,20 +129,46 @@ class Armijo(StepRule):
 
     def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
         """Searches; one forward pass for each trial."""
-        value, slope = direction.value, direction.info.slope
-        slack = _rounding(value)
+        eta, passed, evaluations = self._search(direction, direction.pull, direction.usable)
+        way = direction.displacement(eta)
+        if direction.pull is not None:
+            again = direction.usable & ~passed
+            slower, late, more = self._search(direction, direction.plin.grad, again)
+            way = select(late, direction.displacement(slower, direction.plin.grad), way)
+            eta, passed = jnp.where(late, slower, eta), passed | late
+            evaluations += more
+        return Step(eta, way, passed, direction.gamma, direction.info, evaluations)
+
+    def _search(
+        self, direction: Direction, pull: Params | None, start: Bool[Array, ""]
+    ) -> tuple[Scalar, Bool[Array, ""], Int[Array, ""]]:
+        """The first stepsize that passes, whether one did, and how many were tried."""
+        total = direction.total
+        slack = _rounding(total)
 
         def trial(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             eta, _, evaluations = state
-            passed = direction.along(eta) <= value - self.beta * eta * slope + slack
+            way = direction.displacement(eta, pull)
+            promised = _promised(direction, eta, way)
+            enough = direction.objective(way) <= total - self.beta * promised + slack
+            passed = enough & (promised >= 0)
             return jnp.where(passed, eta, self.shrink * eta), passed, evaluations + 1
 
-        eta, passed, evaluations = jax.lax.while_loop(
-            lambda s: ~s[1] & (s[2] <= self.max_backtracks) & direction.usable & (slope >= 0),
+        return jax.lax.while_loop(
+            lambda s: ~s[1] & (s[2] <= self.max_backtracks) & start,
             trial,
-            (jnp.asarray(self.max_eta, value.dtype), jnp.asarray(False), count(0)),
+            (jnp.asarray(self.max_eta, total.dtype), jnp.asarray(False), count(0)),
         )
-        return Step(eta, passed, direction.gamma, direction.info, evaluations)
+
+
+def _promised(direction: Direction, eta: Scalar, way: Params) -> Scalar:
+    """What the objective, linearised but for its regularizer, falls by."""
+    if direction.pull is None:
+        return eta * direction.info.slope
+    plin = direction.plin
+    lifted = jax.tree.map(lambda x: x.astype(eta.dtype), way)
+    after = plin.regularizer.value(add_scaled(plin.params, -1, lifted))
+    return dot(plin.grad, lifted) + direction.info.penalty - after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +180,15 @@ class ModelStep(StepRule):
 
     costs one JVP and no forward pass. The quadratic model does not see how far a saturated loss
     is from its quadratic expansion; the convex model does. Where curvature is taken from a part
-    of the batch, so is the convex model, its slope corrected to that of the whole batch.
+    of the batch, so is the convex model, its slope corrected to that of the whole batch. It does
+    not know regularizers.
 
     Attributes:
         gamma: the regularisation, a number or an Optax schedule.
     """
 
     gamma: ScalarOrSchedule = 1.0
+    composite: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_positive(self, "gamma")
@@ -171,7 +213,7 @@ class ModelStep(StepRule):
         )
         eta = jnp.where(whole, one, low)
         info = direction.info._replace(jvps=direction.info.jvps + 1)
-        return Step(eta, eta > 0, direction.gamma, info, count(0))
+        return Step(eta, direction.displacement(eta), eta > 0, direction.gamma, info, count(0))
 
 
 def _model_derivative(direction: Direction) -> Callable[[Scalar], Scalar]:
@@ -197,7 +239,8 @@ class TrustRegion(StepRule):
     .. math:: \text{ratio} = \frac{h(w) - h(w - d)}
         {\langle d, \nabla h \rangle - \tfrac12 \langle d, (G + I/\gamma) d \rangle}
 
-    on the same batch, with both sides raised by the rounding of :math:`h`. Below ``low`` gamma
+    on the same batch, with both sides raised by the rounding of :math:`h`. A regularizer counts on
+    both sides. Below ``low`` gamma
     shrinks, above ``high`` it grows, and a ratio that is not positive, or not finite, refuses the
     step as well. Gamma does not grow while conjugate gradients are badly truncated: while they
     leave more than ``max_residual`` of the subproblem unsolved, or realise less than half of the
@@ -239,23 +282,30 @@ class TrustRegion(StepRule):
     def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
         """Compares the decrease with the prediction; one forward pass, at most one JVP."""
         direction = direction.with_prediction()
-        value, info, gamma = direction.value, direction.info, direction.gamma
-        one = jnp.ones_like(value)
-        slack = _rounding(value)
-        ratio = (value - direction.along(one) + slack) / (info.predicted + slack)
+        total, info, gamma = direction.total, direction.info, direction.gamma
+        one = jnp.ones_like(total)
+        slack = _rounding(total)
+        ratio = (total - direction.along(one) + slack) / (info.predicted + slack)
         ratio = jnp.where(info.predicted >= 0, ratio, -one)
-        ratio = jnp.where(info.slope == 0, one, ratio)  # a critical point: nothing to predict
+        ratio = jnp.where(
+            _vanishes(direction.d), one, ratio
+        )  # a critical point: nothing to predict
         accepted = (ratio > 0) & jnp.isfinite(ratio)
         solved = ~(info.residual > self.max_residual) & (info.predicted >= 0.25 * info.slope)
         grows = accepted & (ratio > self.high) & solved
         factor = jnp.where(grows, self.grow, jnp.where(ratio >= self.low, 1.0, self.shrink))
         following = jnp.clip(gamma * factor.astype(gamma.dtype), self.min_gamma, self.max_gamma)
-        return Step(one, accepted, jnp.where(direction.usable, following, gamma), info, count(1))
+        following = jnp.where(direction.usable, following, gamma)
+        return Step(one, direction.displacement(one), accepted, following, info, count(1))
 
 
 def _at(value: ScalarOrSchedule, steps: Int[Array, ""]) -> Scalar:
     """A number, or a schedule at a step, in the default float dtype."""
     return jnp.asarray(value(steps) if callable(value) else value).astype(jnp.result_type(float))
+
+
+def _vanishes(d: Params) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(x == 0) for x in jax.tree.leaves(d)]))
 
 
 def _rounding(value: Scalar) -> Scalar:

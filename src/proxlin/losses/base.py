@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,21 @@ class Loss(abc.ABC):
     dataclass without arrays and gives at least :meth:`value`; all other methods then follow by
     automatic differentiation and linear algebra in :math:`R^{k \times k}`, and closed forms
     override them.
+
+    Attributes:
+        differentiable: whether :meth:`grad` is a gradient and not only a subgradient.
+        twice_differentiable: whether there is a Hessian factor.
+        quadratic: whether the loss is its own second-order expansion.
     """
+
+    differentiable: ClassVar[bool] = True
+    twice_differentiable: ClassVar[bool] = True
+    quadratic: ClassVar[bool] = False
+
+    @property
+    def has_conjugate(self) -> bool:
+        """Whether :meth:`conjugate` is there."""
+        return type(self).conjugate is not Loss.conjugate
 
     @abc.abstractmethod
     def value(self, outputs: Outputs, targets: PyTree) -> PerExample:

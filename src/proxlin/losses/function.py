@@ -44,6 +44,11 @@ class FromFunction(Loss):
         object.__setattr__(self, "fn", fn)
         object.__setattr__(self, "conjugate_fn", conjugate)
 
+    @property
+    def has_conjugate(self) -> bool:
+        """Whether one was given."""
+        return self.conjugate_fn is not None
+
     def value(self, outputs: Outputs, targets: PyTree) -> PerExample:
         """``fn`` for each example."""
         return _for_each_example(self.fn, outputs, targets)

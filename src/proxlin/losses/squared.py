@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -23,6 +23,8 @@ class Squared(Loss):
         >>> Squared().value(jnp.array([[3.0, 1.0]]), jnp.zeros((1, 2)))
         Array([5.], dtype=float32)
     """
+
+    quadratic: ClassVar[bool] = True
 
     def check(self, outputs: Any, targets: Any) -> None:
         """Targets have the shape of the outputs."""

@@ -2,6 +2,13 @@
 
 from proxlin.solvers.cg import CG as CG
 from proxlin.solvers.cholesky import Cholesky as Cholesky
+from proxlin.solvers.composite import CompositeProblem as CompositeProblem
+from proxlin.solvers.composite import CompositeSolution as CompositeSolution
+from proxlin.solvers.composite import CompositeSolver as CompositeSolver
+from proxlin.solvers.composite import ProximalGradient as ProximalGradient
+from proxlin.solvers.lbfgs import LBFGS as LBFGS
+from proxlin.solvers.lbfgs import SmoothSolution as SmoothSolution
+from proxlin.solvers.lbfgs import SmoothSolver as SmoothSolver
 from proxlin.solvers.system import LinearSolver as LinearSolver
 from proxlin.solvers.system import NormalSystem as NormalSystem
 from proxlin.solvers.system import Rows as Rows

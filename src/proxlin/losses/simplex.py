@@ -1,0 +1,169 @@
+"""Losses on the probability simplex that are not smooth, or smooth but once: hinge, sparsemax."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+from optax.projections import projection_simplex
+
+from proxlin.losses.base import Factor, Loss, Outputs, PerExample, per_example
+from proxlin.losses.logistic import (
+    Targets,
+    as_distribution,
+    check_classes,
+    is_labels,
+    simplex_indicator,
+    valid_classes,
+)
+
+
+def project_simplex(z: Outputs) -> Outputs:
+    """The nearest point of the probability simplex, for each example."""
+    rows = z.reshape(-1, z.shape[-1])
+    return jax.vmap(projection_simplex)(rows).reshape(z.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hinge(Loss):
+    r"""The multiclass hinge loss of Crammer and Singer.
+
+    .. math:: \ell(f) = \max_j (f_j + 1 - y_j) - \langle f, y \rangle, \qquad
+        \ell^*(\alpha) = \langle \alpha, y \rangle \text{ for } \alpha + y \text{ in the simplex}
+
+    It has no second derivative worth the name, so that only the convex subproblems serve it.
+    Targets are integer labels ``(*n,)`` or one-hot rows ``(*n, k)``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> Hinge().value(jnp.array([[2.0, 0.5]]), jnp.array([1]))
+        Array([2.5], dtype=float32)
+    """
+
+    differentiable: ClassVar[bool] = False
+    twice_differentiable: ClassVar[bool] = False
+
+    def check(self, outputs: Any, targets: Any) -> None:
+        """Targets are integer labels or one-hot rows."""
+        check_classes("Hinge", outputs, targets)
+
+    def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
+        """Labels lie in 0..k-1, rows are one-hot."""
+        valid = valid_classes(outputs, targets)
+        if is_labels(outputs, targets):
+            return valid
+        return valid & jnp.all((targets == 0) | (targets == 1), axis=-1)
+
+    def allowed(self, outputs: Any) -> str:
+        """Labels in 0..k-1, or one-hot rows."""
+        return f"labels 0..{outputs.shape[-1] - 1}, or one-hot rows"
+
+    def value(self, outputs: Outputs, targets: Targets) -> PerExample:
+        r""":math:`\max_j (f_j + 1 - y_j) - \langle f, y \rangle`."""
+        y = as_distribution(outputs, targets)
+        return jnp.max(outputs + 1 - y, axis=-1) - jnp.sum(outputs * y, axis=-1)
+
+    def grad(self, outputs: Outputs, targets: Targets) -> Outputs:
+        r"""A subgradient: :math:`e_j - y` for the first :math:`j` that attains the maximum."""
+        y = as_distribution(outputs, targets)
+        most = jnp.argmax(outputs + 1 - y, axis=-1)
+        return jax.nn.one_hot(most, outputs.shape[-1], dtype=outputs.dtype) - y
+
+    def hessian_factor(self, outputs: Outputs, targets: Targets) -> Factor:
+        """Raises: there is none."""
+        raise TypeError(
+            "Hinge has no Hessian factor, which the quadratic subproblems need; use "
+            "subproblem=dual_convex with ProximalGradient()"
+        )
+
+    def conjugate(self, duals: Outputs, targets: Targets) -> PerExample:
+        r""":math:`\langle \alpha, y \rangle` for :math:`\alpha + y` in the simplex."""
+        y = as_distribution(duals, targets)
+        return jnp.sum(duals * y, axis=-1) + simplex_indicator(duals + y)
+
+    def prox_conjugate(
+        self, z: Outputs, targets: Targets, stepsize: float | Float[Array, "..."]
+    ) -> Outputs:
+        r""":math:`P(z + y - \sigma y) - y` for the projection :math:`P` onto the simplex."""
+        y = as_distribution(z, targets)
+        return project_simplex(z + y - per_example(stepsize, z) * y) - y
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsemax(Loss):
+    r"""The sparsemax loss, whose predictions are projections onto the simplex.
+
+    .. math:: \ell(f) = \max_{\mu \in \triangle} \langle f, \mu - y \rangle
+        - \tfrac12 (\|\mu\|^2 - \|y\|^2), \qquad
+        \ell^*(\alpha) = \tfrac12 (\|\alpha + y\|^2 - \|y\|^2)
+        \text{ for } \alpha + y \in \triangle
+
+    With :math:`\mu = P(f)`: :math:`\nabla \ell = \mu - y`, and the Hessian is the centring
+    :math:`I - 1 1^\top / |S|` on the support :math:`S` of :math:`\mu`, a projector and so its own
+    factor. Targets are integer labels ``(*n,)`` or distributions ``(*n, k)``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> Sparsemax().grad(jnp.array([[3.0, 0.0]]), jnp.array([1]))
+        Array([[ 1., -1.]], dtype=float32)
+    """
+
+    def check(self, outputs: Any, targets: Any) -> None:
+        """Targets are integer labels or distributions."""
+        check_classes("Sparsemax", outputs, targets)
+
+    def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
+        """Labels lie in 0..k-1, distributions in the simplex."""
+        return valid_classes(outputs, targets)
+
+    def allowed(self, outputs: Any) -> str:
+        """Labels in 0..k-1, or distributions."""
+        return f"labels 0..{outputs.shape[-1] - 1}, or non-negative rows that sum to one"
+
+    def value(self, outputs: Outputs, targets: Targets) -> PerExample:
+        r""":math:`\langle f, \mu - y \rangle - \tfrac12 (\|\mu\|^2 - \|y\|^2)`."""
+        y = as_distribution(outputs, targets)
+        mu = project_simplex(outputs)
+        # (mu - y)(f - (mu + y)/2): a difference of squares that does not cancel
+        return jnp.sum((mu - y) * (outputs - 0.5 * (mu + y)), axis=-1)
+
+    def grad(self, outputs: Outputs, targets: Targets) -> Outputs:
+        r""":math:`P(f) - y`."""
+        return project_simplex(outputs) - as_distribution(outputs, targets)
+
+    def hvp(self, outputs: Outputs, targets: Targets, v: Outputs) -> Outputs:
+        """Centring on the support."""
+        return _centre(outputs, v)
+
+    def hessian_factor(self, outputs: Outputs, targets: Targets) -> Factor:
+        """Centring on the support, which is its own factor."""
+        return Factor(lambda v: _centre(outputs, v), lambda v: _centre(outputs, v))
+
+    def shifted_solve(
+        self, outputs: Outputs, targets: Targets, shift: Float[Array, "*n 1"], rhs: Outputs
+    ) -> Outputs:
+        """A projector plus a multiple of the identity."""
+        within = _centre(outputs, rhs)
+        return within / (1 + shift) + (rhs - within) / shift
+
+    def conjugate(self, duals: Outputs, targets: Targets) -> PerExample:
+        r""":math:`\tfrac12 (\|\alpha + y\|^2 - \|y\|^2)` for :math:`\alpha + y` in the simplex."""
+        y = as_distribution(duals, targets)
+        return jnp.sum(duals * (0.5 * duals + y), axis=-1) + simplex_indicator(duals + y)
+
+    def prox_conjugate(
+        self, z: Outputs, targets: Targets, stepsize: float | Float[Array, "..."]
+    ) -> Outputs:
+        r""":math:`P((z + y) / (1 + \sigma)) - y`."""
+        y = as_distribution(z, targets)
+        return project_simplex((z + y) / (1 + per_example(stepsize, z))) - y
+
+
+def _centre(outputs: Outputs, v: Outputs) -> Outputs:
+    """Subtracts, on the support of the projection of the outputs, the mean of v over it."""
+    support = (project_simplex(outputs) > 0).astype(v.dtype)
+    size = jnp.sum(support, axis=-1, keepdims=True)
+    return support * (v - jnp.sum(support * v, axis=-1, keepdims=True) / size)

@@ -1,0 +1,70 @@
+"""Primal and dual subproblems, quadratic and convex, and which solver serves which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxlin.losses import Loss
+from proxlin.regularizers import Regularizer, Zero
+from proxlin.solvers import CompositeSolver, LinearSolver, SmoothSolver
+from proxlin.subproblems.convex import dual_convex as dual_convex
+from proxlin.subproblems.convex import primal_convex as primal_convex
+from proxlin.subproblems.plin import PartialLinearization as PartialLinearization
+from proxlin.subproblems.plin import Proximity as Proximity
+from proxlin.subproblems.plin import Scalar as Scalar
+from proxlin.subproblems.plin import Subproblem as Subproblem
+from proxlin.subproblems.plin import Subsolution as Subsolution
+from proxlin.subproblems.quadratic import dual_quadratic as dual_quadratic
+from proxlin.subproblems.quadratic import primal_quadratic as primal_quadratic
+
+_LINEAR = "CG(max_steps) or Cholesky()"
+_COMPOSITE = "ProximalGradient()"
+
+
+def check_combination(subproblem: Any, loss: Loss, solver: Any, regularizer: Regularizer) -> None:
+    """Raises TypeError, saying what is missing and what would work, unless all four fit.
+
+    Subproblems of the user's own (other functions) are not looked into.
+    """
+    subproblem = getattr(subproblem, "func", subproblem)  # functools.partial
+    if subproblem in (dual_quadratic, primal_quadratic) and not loss.twice_differentiable:
+        raise TypeError(
+            f"{subproblem.__name__} needs a Hessian factor, which {loss} does not have; use "
+            f"subproblem=dual_convex with {_COMPOSITE}"
+        )
+    if subproblem is primal_convex and not loss.differentiable:
+        raise TypeError(
+            f"primal_convex needs a smooth loss, which {loss} is not; use subproblem=dual_convex "
+            f"with {_COMPOSITE}"
+        )
+    if subproblem is dual_convex and not loss.has_conjugate:
+        raise TypeError(
+            f"dual_convex needs a conjugate, which {loss} does not have; pass one to "
+            "FromFunction(fn, conjugate=...), or use subproblem=primal_convex"
+        )
+    if solver is not None:
+        _check_solver(subproblem, loss, solver, isinstance(regularizer, Zero))
+
+
+def _check_solver(subproblem: Any, loss: Loss, solver: Any, smooth: bool) -> None:
+    linear_dual = subproblem is dual_convex and smooth and loss.quadratic
+    serves: dict[Any, tuple[tuple[type, ...], str]] = {
+        dual_quadratic: ((LinearSolver,), _LINEAR),
+        primal_quadratic: ((LinearSolver,), _LINEAR)
+        if smooth
+        else ((CompositeSolver,), _COMPOSITE),
+        primal_convex: ((CompositeSolver, SmoothSolver), f"{_COMPOSITE} or LBFGS()")
+        if smooth
+        else ((CompositeSolver,), _COMPOSITE),
+        dual_convex: ((CompositeSolver, LinearSolver), f"{_COMPOSITE} or {_LINEAR}")
+        if linear_dual
+        else ((CompositeSolver,), _COMPOSITE),
+    }
+    if subproblem not in serves:
+        return
+    kinds, names = serves[subproblem]
+    if not isinstance(solver, kinds):
+        with_what = f"{loss}" + ("" if smooth else " and a regularizer")
+        raise TypeError(
+            f"{solver} cannot solve {subproblem.__name__} with {with_what}; use {names}"
+        )

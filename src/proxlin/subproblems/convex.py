@@ -1,0 +1,172 @@
+r"""The convex-linear subproblems: the loss kept as it is.
+
+.. math::
+    \min_d \sum_i \omega_i\, \ell_i(f_i - J_i d) + r(d) = - \min_a
+    \sum_i \omega_i (\ell_i^*(a_i) - \langle f_i, a_i \rangle) + r^*(J^* (\omega a))
+
+Dual variables are scaled by the weights: :math:`\alpha_i = \omega_i a_i`, so that each :math:`a_i`
+lies in the domain of its :math:`\ell_i^*` whatever its weight, and steps are taken in the inner
+product that the weights define.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from proxlin.checks import require
+from proxlin.linearize import Outputs, Params
+from proxlin.regularizers import Zero
+from proxlin.solvers import (
+    CompositeProblem,
+    LinearSolver,
+    ProximalGradient,
+    SmoothSolver,
+    Status,
+)
+from proxlin.solvers.system import add_scaled, count, dot
+from proxlin.subproblems.composite import model_start, primal_composite
+from proxlin.subproblems.plin import PartialLinearization, Proximity, Scalar, Subsolution
+from proxlin.subproblems.quadratic import dual_quadratic
+
+
+def primal_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -> Subsolution:
+    r"""The convex-linear subproblem in the parameters (equation 2 of the paper).
+
+    Args:
+        plin: the convex model.
+        gamma: the regularisation.
+        solver: ``ProximalGradient()`` if None; ``LBFGS()`` where there is no regularizer.
+
+    Returns:
+        The direction, what it cost, and the duality gap.
+    """
+    outputs = plin.linearization.outputs
+    pull = plin.pull(outputs)
+
+    # The model without its linear part, which belongs to the gradient of the whole batch.
+    def value(v: Outputs) -> Scalar:
+        return plin.value(outputs - v) + dot(pull, v)
+
+    def grad(v: Outputs) -> Outputs:
+        return pull - plin.pull(outputs - v)
+
+    if isinstance(solver, SmoothSolver):
+        return _primal_smooth(plin, gamma, solver, value, grad)
+    return primal_composite(plin, gamma, solver or ProximalGradient(), value=value, grad=grad)
+
+
+def dual_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -> Subsolution:
+    r"""The convex-linear subproblem in the dual (equation 4 of the paper).
+
+    .. math:: \min_a \sum_i \omega_i (\ell_i^*(a_i) - \langle f_i, a_i \rangle)
+        + r^*(J^* (\omega a))
+
+    by accelerated proximal steps with the loss's ``prox_conjugate``, which keep :math:`a` in the
+    domain of the conjugate: the simplex for the logistic, hinge and sparsemax losses. They start
+    at the gradient of the loss, which is a (proximal) gradient step in the parameters. The
+    regularizer enters exactly, through its proximity operator. For the squared loss the dual is a
+    linear system, and linear solvers serve it too.
+
+    Args:
+        plin: the convex model.
+        gamma: the regularisation, finite.
+        solver: ``ProximalGradient()`` if None.
+
+    Returns:
+        The direction, what it cost, and the duality gap.
+    """
+    if isinstance(solver, LinearSolver):
+        return dual_quadratic(plin, gamma, solver)
+    finite = require(
+        jnp.isfinite,
+        lambda g: f"gamma={g}: the dual needs a finite gamma; use subproblem=primal_convex",
+        gamma,
+    )
+    proximity = Proximity.of(plin, gamma)
+    lin, loss, targets = plin.linearization, plin.loss, plin.targets
+    first = loss.grad(lin.outputs, targets)
+    weigh = lambda x: plin.weights[..., None] * x
+
+    def bounds(x: Outputs, image: Params) -> tuple[Scalar, Scalar]:
+        d = proximity.conjugate_grad(add_scaled(plin.grad, 1, image))
+        primal = _model_value(plin, d, lin.jvp(d)) + proximity.value(d)
+        a = first + x
+        own = jnp.sum(plin.weights * loss.conjugate(a, targets)) - dot(weigh(a), lin.outputs)
+        return primal, -own - proximity.conjugate(add_scaled(plin.grad, 1, image))
+
+    zero = jax.tree.map(jnp.zeros_like, plin.grad)
+    solution = (solver or ProximalGradient()).solve(
+        CompositeProblem(
+            apply=lambda x: lin.vjp(weigh(x)),
+            adjoint=lin.jvp,
+            smooth_grad=lambda v: proximity.conjugate_grad(add_scaled(plin.grad, 1, v)),
+            prox=lambda x, t: loss.prox_conjugate(first + x + t * lin.outputs, targets, t) - first,
+            inner=lambda x, y: dot(weigh(x), y),
+            image_inner=dot,
+            start=jnp.zeros_like(first),
+            start_image=zero,
+            bounds=bounds,
+        )
+    )
+    pull = add_scaled(plin.grad, 1, solution.image)
+    d = proximity.conjugate_grad(pull)
+    return Subsolution(
+        d=d,
+        pull=None if isinstance(plin.regularizer, Zero) else pull,
+        predicted=model_start(plin) - solution.upper,
+        primal=solution.upper,
+        dual=solution.lower,
+        steps=solution.steps,
+        residual=solution.residual,
+        jvps=solution.adjoints,
+        vjps=solution.applies,
+        status=jnp.where(finite, count(Status.OK), count(Status.BAD_VALUE)),
+    )
+
+
+def _primal_smooth(
+    plin: PartialLinearization,
+    gamma: Scalar,
+    solver: SmoothSolver,
+    value: Callable[[Outputs], Scalar],
+    grad: Callable[[Outputs], Outputs],
+) -> Subsolution:
+    lin = plin.linearization
+
+    def value_and_grad(d: Params) -> tuple[Scalar, Params]:
+        image = lin.jvp(d)
+        total = value(image) - dot(plin.grad, d) + dot(d, d) / (2 * gamma)
+        slope = add_scaled(lin.vjp(grad(image)), -1, plin.grad)
+        return total, add_scaled(slope, 1 / gamma, d)
+
+    solution = solver.minimise(value_and_grad, jax.tree.map(jnp.zeros_like, plin.grad))
+    d = solution.x
+    image = lin.jvp(d)
+    pull = add_scaled(plin.grad, -1, lin.vjp(grad(image)))
+    primal = value(image) - dot(plin.grad, d) + dot(d, d) / (2 * gamma)
+    conjugate = dot(grad(image), image) - value(image)
+    return Subsolution(
+        d=d,
+        pull=None,
+        predicted=model_start(plin) - primal,
+        primal=primal,
+        dual=-conjugate - 0.5 * gamma * dot(pull, pull),
+        steps=solution.steps,
+        residual=solution.residual,
+        jvps=solution.evaluations + 1,
+        vjps=solution.evaluations + 1,
+        status=count(Status.OK),
+    )
+
+
+def _model_value(plin: PartialLinearization, d: Params, image: Outputs) -> Scalar:
+    """The convex model, its gradient at zero corrected to that of the whole batch."""
+    value = plin.value(plin.linearization.outputs - image)
+    if plin.same_examples:
+        return value
+    own = dot(plin.pull(plin.linearization.outputs), image)
+    return value + own - dot(plin.grad, d)

@@ -1,0 +1,186 @@
+r"""What a subproblem is made of: the convex model of the objective and the proximity term.
+
+Around parameters :math:`w` with outputs :math:`f`, and with weights :math:`\omega` that sum to one
+(:math:`1/m` each, if all examples count the same), a prox-linear direction minimises
+
+.. math:: \sum_i \omega_i\, \ell_i(f_i - J_i d) + r(d), \qquad
+    r(d) = \tfrac{1}{2 \gamma} \|d\|^2 + \rho(w - d)
+
+Gamma, the regularizer and the weights live in these files only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from proxlin.linearize import Linearization, Outputs, Params
+from proxlin.losses import Factor, Loss
+from proxlin.regularizers import Regularizer, Zero
+from proxlin.solvers.system import add_scaled, dot, scale
+
+Scalar = Float[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialLinearization:
+    r"""The convex model of the objective: its loss, on the linearised network.
+
+    .. math:: \mathrm{plin}(d) = \sum_i \omega_i\, \ell_i(f_i - J_i d)
+
+    Attributes:
+        linearization: the network at the parameters.
+        loss: the convex loss.
+        targets: the targets.
+        weights: :math:`\omega`, one for each example, of sum one.
+        grad: the gradient of the objective.
+        params: the parameters :math:`w`, in the dtype of the algebra.
+        regularizer: :math:`\rho`.
+        same_examples: whether the gradient is that of these examples, and not of a larger batch
+            of which these are the ones that curvature is taken from. If not, the model is
+            corrected by a linear term so that its gradient is the one of the whole batch.
+    """
+
+    linearization: Linearization
+    loss: Loss
+    targets: PyTree
+    weights: Float[Array, "*n"]
+    grad: Params
+    params: Params
+    regularizer: Regularizer
+    same_examples: bool = True
+
+    def value(self, outputs: Outputs) -> Scalar:
+        r""":math:`\sum_i \omega_i\, \ell_i` at some outputs."""
+        return jnp.sum(self.weights * self.loss.value(outputs, self.targets))
+
+    def pull(self, outputs: Outputs) -> Outputs:
+        r"""The gradient of :meth:`value`, :math:`\omega \nabla \ell`."""
+        return self.weights[..., None] * self.loss.grad(outputs, self.targets)
+
+    def factor(self, examples: Any = slice(None)) -> Factor:
+        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs, of some examples."""
+        outputs = self.linearization.outputs[examples]
+        targets = jax.tree.map(lambda y: y[examples], self.targets)
+        mv, rmv, preimage = self.loss.hessian_factor(outputs, targets)
+        root = jnp.sqrt(self.weights[examples])[..., None]
+        return Factor(
+            mv=lambda u: root * mv(u),
+            rmv=lambda v: rmv(root * v),
+            preimage=None if preimage is None else root * preimage,
+        )
+
+    def curvature(self, d: Params) -> Scalar:
+        r""":math:`\langle d, G d \rangle` for the Gauss-Newton matrix :math:`G`; one JVP."""
+        root = self.factor().rmv(self.linearization.jvp(d))
+        return dot(root, root)
+
+    def predicted(self, d: Params, gamma: Scalar, curvature: Scalar) -> Scalar:
+        r"""How much the quadratic model and the regularizer promise to fall.
+
+        .. math:: \langle d, \nabla h \rangle - \tfrac12 \langle d, (G + I / \gamma) d \rangle
+            + \rho(w) - \rho(w - d)
+        """
+        decrease = dot(d, self.grad) - 0.5 * (curvature + dot(d, d) / gamma)
+        if isinstance(self.regularizer, Zero):
+            return decrease
+        after = self.regularizer.value(add_scaled(self.params, -1, d))
+        return decrease + self.regularizer.value(self.params) - after
+
+
+@dataclasses.dataclass(frozen=True)
+class Proximity:
+    r"""The strongly convex :math:`r(d) = \tfrac{1}{2 \gamma} \|d\|^2 + \rho(w - d)`.
+
+    Its conjugate is smooth, with :math:`\nabla r^*(u) = w - \operatorname{prox}_{\gamma \rho}(w -
+    \gamma u)`.
+
+    Attributes:
+        gamma: the regularisation.
+        regularizer: :math:`\rho`.
+        params: :math:`w`.
+    """
+
+    gamma: Scalar
+    regularizer: Regularizer
+    params: Params
+
+    @classmethod
+    def of(cls, plin: PartialLinearization, gamma: Scalar) -> Proximity:
+        """The proximity term at the parameters of a model."""
+        return cls(gamma, plin.regularizer, plin.params)
+
+    @property
+    def strength(self) -> Scalar:
+        r""":math:`\mu = 1 / \gamma + \lambda`, with which :math:`r` is strongly convex."""
+        return 1 / self.gamma + self.regularizer.modulus
+
+    def value(self, d: Params) -> Scalar:
+        r""":math:`r(d)`."""
+        square = dot(d, d) / (2 * self.gamma)
+        if isinstance(self.regularizer, Zero):
+            return square
+        return square + self.regularizer.value(add_scaled(self.params, -1, d))
+
+    def conjugate(self, u: Params) -> Scalar:
+        r""":math:`r^*(u) = \sup_d \langle u, d \rangle - r(d)`."""
+        d = self.conjugate_grad(u)
+        return dot(u, d) - self.value(d)
+
+    def conjugate_grad(self, u: Params) -> Params:
+        r""":math:`\nabla r^*(u)`, the direction that belongs to :math:`u = J^* \alpha`."""
+        return self.arc(jnp.ones_like(self.gamma), u)
+
+    def arc(self, eta: Scalar, u: Params) -> Params:
+        r""":math:`w - \operatorname{prox}_{\eta \gamma \rho}(w - \eta \gamma u)`."""
+        step = eta * self.gamma
+        if isinstance(self.regularizer, Zero):
+            return scale(step, u)
+        point = self.regularizer.prox(add_scaled(self.params, -step, u), step)
+        return add_scaled(self.params, -1, point)
+
+    def prox(self, x: Params, stepsize: Scalar) -> Params:
+        r""":math:`\operatorname{argmin}_d r(d) + \tfrac{1}{2 t} \|d - x\|^2`."""
+        shrink = self.gamma / (self.gamma + stepsize)
+        shrunk = scale(shrink, x)
+        if isinstance(self.regularizer, Zero):
+            return shrunk
+        point = self.regularizer.prox(add_scaled(self.params, -1, shrunk), shrink * stepsize)
+        return add_scaled(self.params, -1, point)
+
+
+class Subsolution(NamedTuple):
+    r"""An approximate solution of a subproblem.
+
+    Attributes:
+        d: the direction.
+        pull: :math:`J^* \alpha`, of which the direction is :math:`\nabla r^*`; None where there is
+            no regularizer and the direction is a multiple of it.
+        predicted: the decrease the model promises, where it came for free, else None.
+        primal: the value of the convex subproblem at :math:`d`, NaN for the quadratic ones.
+        dual: the value of its dual, a lower bound of the minimum; likewise.
+        steps: inner steps.
+        residual: the relative residual before the last one.
+        jvps: how many JVPs were spent.
+        vjps: how many VJPs were spent.
+        status: a :class:`proxlin.Status`.
+    """
+
+    d: Params
+    pull: Params | None
+    predicted: Scalar | None
+    primal: Scalar
+    dual: Scalar
+    steps: Int[Array, ""]
+    residual: Scalar
+    jvps: Int[Array, ""]
+    vjps: Int[Array, ""]
+    status: Int[Array, ""]
+
+
+Subproblem = Callable[[PartialLinearization, Scalar, Any], Subsolution]
