@@ -110,8 +110,9 @@ class Loss(abc.ABC):
         self, outputs: Outputs, targets: PyTree, shift: Float[Array, "*n 1"], rhs: Outputs
     ) -> Outputs:
         r""":math:`(H + \text{shift} I)^{-1} \text{rhs}`: Newton steps of proximity operators."""
-        shifted = self.hessian(outputs, targets)
-        shifted += shift[..., None] * jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
+        hessian = self.hessian(outputs, targets)
+        identity = jnp.broadcast_to(jnp.eye(outputs.shape[-1], dtype=rhs.dtype), hessian.shape)
+        shifted = hessian + shift[..., None] * identity
         return jnp.linalg.solve(shifted, rhs[..., None])[..., 0]
 
     def conjugate(self, duals: Outputs, targets: PyTree) -> PerExample:
@@ -157,7 +158,10 @@ class Loss(abc.ABC):
         def newton(f: Outputs) -> Outputs:
             return self.shifted_solve(f, targets, sigma, residual(f))
 
-        return self.grad(damped_newton(objective, residual, newton, z), targets)
+        f = damped_newton(objective, residual, newton, z)
+        # One Newton step more, taken in the dual: f is large where sigma is small and therefore
+        # coarsely rounded, and values that are equal to rounding stop the search at sqrt(eps).
+        return self.grad(f, targets) + self.hvp(f, targets, newton(f))
 
 
 def per_example(x: float | Float[Array, "..."], outputs: Outputs) -> Float[Array, "..."]:
@@ -181,19 +185,19 @@ def damped_newton(
         like: an array of the shape and dtype of the minimiser.
 
     Returns:
-        The minimisers, to rounding.
+        The minimisers, their values to rounding: themselves to about the root of it.
     """
     eps = jnp.finfo(like.dtype).eps
-    fractions = jnp.asarray(0.5, like.dtype) ** jnp.arange(_NEWTON_HALVINGS)
+    halvings = jnp.arange(_NEWTON_HALVINGS, dtype=like.dtype)
+    fractions = jnp.expand_dims(0.5**halvings, range(1, like.ndim))
 
     def body(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         f, value, _, count = state
         step = newton(f)
         slope = jnp.sum(step * residual(f), axis=-1)
-        trials = jax.vmap(lambda t: objective(f + t * step))(fractions)
-        slack = 4 * eps * jnp.abs(value)
-        wanted = value - 0.1 * jnp.expand_dims(fractions, range(1, trials.ndim)) * slope + slack
-        t = fractions[jnp.argmax(trials <= wanted, axis=0)]
+        trials = jax.vmap(lambda t: objective(f + t[..., None] * step))(fractions)
+        wanted = (value + 4 * eps * jnp.abs(value))[None] - 0.1 * fractions * slope[None]
+        t = 0.5 ** jnp.argmax(trials <= wanted, axis=0).astype(like.dtype)
         active = jnp.any(trials <= wanted, axis=0) & (slope > eps * eps * jnp.abs(value))
         moved = jnp.where(active[..., None], f + t[..., None] * step, f)
         return moved, objective(moved), active & jnp.any(moved != f, axis=-1), count + 1
