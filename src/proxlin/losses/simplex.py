@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
-from optax.projections import projection_simplex
 
 from proxlin.losses.base import Factor, Loss, Outputs, PerExample, per_example
 from proxlin.losses.logistic import (
@@ -22,9 +21,22 @@ from proxlin.losses.logistic import (
 
 
 def project_simplex(z: Outputs) -> Outputs:
-    """The nearest point of the probability simplex, for each example."""
-    rows = z.reshape(-1, z.shape[-1])
-    return jax.vmap(projection_simplex)(rows).reshape(z.shape)
+    r"""The nearest point of the probability simplex, :math:`\max(z - \tau, 0)`, for each example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> project_simplex(jnp.array([[1.0, 0.5, -3.0]]))
+        Array([[0.75, 0.25, 0.  ]], dtype=float32)
+    """
+    # Not optax.projections.projection_simplex: it divides floats by integers, which strict dtype
+    # promotion forbids, and sums before it centres, which loses digits for large outputs.
+    z = z - jnp.max(z, axis=-1, keepdims=True)
+    descending = -jnp.sort(-z, axis=-1)
+    sizes = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+    sizes = jnp.broadcast_to(sizes, z.shape)
+    excess = (jnp.cumsum(descending, axis=-1) - 1) / sizes
+    size = jnp.sum(descending > excess, axis=-1, keepdims=True)
+    return jnp.maximum(z - jnp.take_along_axis(excess, size - 1, axis=-1), 0)
 
 
 @dataclasses.dataclass(frozen=True)
