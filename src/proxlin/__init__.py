@@ -12,6 +12,7 @@ from proxlin.losses import Logistic as Logistic
 from proxlin.losses import Loss as Loss
 from proxlin.losses import Sparsemax as Sparsemax
 from proxlin.losses import Squared as Squared
+from proxlin.losses import check_loss as check_loss
 from proxlin.optimizer import ProxLinearState as ProxLinearState
 from proxlin.optimizer import StepInfo as StepInfo
 from proxlin.optimizer import armijo_spl as armijo_spl
@@ -24,6 +25,9 @@ from proxlin.regularizers import GroupL2 as GroupL2
 from proxlin.regularizers import Regularizer as Regularizer
 from proxlin.regularizers import SquaredL2 as SquaredL2
 from proxlin.regularizers import Zero as Zero
+from proxlin.regularizers import check_regularizer as check_regularizer
+from proxlin.sdca import SDCAInfo as SDCAInfo
+from proxlin.sdca import sdca as sdca
 from proxlin.solvers import CG as CG
 from proxlin.solvers import LBFGS as LBFGS
 from proxlin.solvers import Cholesky as Cholesky

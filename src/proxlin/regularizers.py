@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jaxtyping import Array, Float
 
 from proxlin.linearize import Params, algebra_dtype
@@ -225,3 +227,68 @@ def _check_strength(regularizer: Regularizer, *names: str) -> None:
                 f"{type(regularizer).__name__}({name}={value!r}): give a positive number, or use "
                 "Zero()"
             )
+
+
+def check_regularizer(
+    regularizer: Regularizer, params: Params, *, tolerance: float | None = None
+) -> None:
+    r"""Tests a regularizer against the identities that the library relies on.
+
+    Around the parameters that are given: the value is one finite number and convex, even after
+    :math:`\tfrac\lambda2 \|w\|^2` is taken away for the modulus :math:`\lambda`; the proximity
+    operator keeps structure and dtypes, no point near it does better on :math:`\rho(w) +
+    \tfrac{1}{2 t} \|w - z\|^2`, and it is firmly nonexpansive.
+
+    Args:
+        regularizer: the regularizer.
+        params: a pytree of parameters.
+        tolerance: relative; the root of the rounding error when None.
+
+    Raises:
+        ValueError: that names every identity that does not hold, and by how much.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> check_regularizer(L1(0.1), {"w": jnp.array([1.0, -0.2])})
+    """
+    dtype = algebra_dtype(params)
+    tolerance = 10 * float(jnp.finfo(dtype).eps) ** 0.5 if tolerance is None else tolerance
+    rng = np.random.default_rng(0)
+    near = lambda tree, size: jax.tree.map(
+        lambda w: w + jnp.asarray(size * rng.normal(size=w.shape), w.dtype), tree
+    )
+    wrong: list[str] = []
+
+    def least(what: str, slack: Any, scale: Any) -> None:
+        if not float(slack) >= -tolerance * (1 + abs(float(scale))):
+            wrong.append(f"{what}: violated by {-float(slack):.1e}")
+
+    square = lambda w: float(optax.tree.vdot(w, w))
+    value = regularizer.value(params)
+    if jnp.shape(value) != () or not bool(jnp.isfinite(value)):
+        raise ValueError(f"{regularizer}: value must be one finite number, not {value}")
+    for _ in range(5):
+        a, b = near(params, 1.0), near(params, 1.0)
+        middle = jax.tree.map(lambda x, y: 0.5 * (x + y), a, b)
+        half = 0.5 * (regularizer.value(a) + regularizer.value(b))
+        spread = 0.125 * regularizer.modulus * square(optax.tree.sub(a, b))
+        least("convexity", half - regularizer.value(middle) - spread, half)
+    for stepsize in (0.1, 1.0, 10.0):
+        z, other = near(params, 1.0), near(params, 1.0)
+        p, q = regularizer.prox(z, stepsize), regularizer.prox(other, stepsize)
+        if jax.tree.map(lambda w: w.dtype, p) != jax.tree.map(lambda w: w.dtype, params):
+            wrong.append("prox changes structure or dtypes")
+            break
+        cost = lambda w, z=z, t=stepsize: (
+            float(regularizer.value(w)) + square(optax.tree.sub(w, z)) / (2 * t)
+        )
+        for size in (1e-2, 1.0):
+            least(
+                f"prox is a minimiser (stepsize {stepsize})", cost(near(p, size)) - cost(p), cost(p)
+            )
+        pq = optax.tree.sub(p, q)
+        inner = float(optax.tree.vdot(pq, optax.tree.sub(z, other)))
+        least("prox is firmly nonexpansive", inner - square(pq), inner)
+    if wrong:
+        unique = "\n- ".join(dict.fromkeys(wrong))
+        raise ValueError(f"{regularizer} breaks what a regularizer must hold:\n- {unique}")

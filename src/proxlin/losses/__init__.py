@@ -2,6 +2,7 @@
 
 from proxlin.losses.base import Factor as Factor
 from proxlin.losses.base import Loss as Loss
+from proxlin.losses.check import check_loss as check_loss
 from proxlin.losses.function import FromFunction as FromFunction
 from proxlin.losses.logistic import BinaryLogistic as BinaryLogistic
 from proxlin.losses.logistic import Logistic as Logistic

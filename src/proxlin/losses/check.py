@@ -1,0 +1,141 @@
+"""A checker for losses of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from proxlin.losses.base import Loss
+
+
+def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | None = None) -> None:
+    r"""Tests a loss against the identities that the library relies on.
+
+    At the outputs that are given and around them: the value is finite and concerns each example
+    alone; it is convex; the gradient is its derivative; the Hessian is positive semidefinite, the
+    derivative of the gradient, and :math:`B B^\top`; :math:`\ell(f) + \ell^*(\alpha) \ge \langle f,
+    \alpha \rangle`, with equality at the gradient; and :math:`\alpha =
+    \operatorname{prox}_{\sigma \ell^*}(z)` satisfies :math:`\alpha \in \partial \ell((z - \alpha) /
+    \sigma)`. What a loss says it does not have (a Hessian, a conjugate) is left out.
+
+    Args:
+        loss: the loss.
+        outputs: outputs of shape ``(*n, k)``, away from points where the loss is not smooth.
+        targets: targets that fit.
+        tolerance: relative; the cube root of the rounding error when None, because derivatives
+            are compared with finite differences.
+
+    Raises:
+        ValueError: that names every identity that does not hold, and by how much.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from proxlin import Logistic
+        >>> check_loss(Logistic(), jnp.array([[0.1, -0.4, 2.0]]), jnp.array([1]))
+    """
+    outputs = jnp.asarray(outputs)
+    loss.check(outputs, targets)
+    check = _Check(loss, outputs, targets, tolerance)
+    check.values()
+    check.derivatives()
+    if loss.twice_differentiable:
+        check.hessian()
+    if loss.has_conjugate:
+        check.conjugate()
+    check.prox()
+    if check.wrong:
+        raise ValueError(f"{loss} breaks what a loss must hold:\n- " + "\n- ".join(check.wrong))
+
+
+class _Check:
+    def __init__(self, loss: Loss, outputs: Any, targets: Any, tolerance: float | None):
+        self.loss, self.f, self.y = loss, outputs, targets
+        eps = float(jnp.finfo(outputs.dtype).eps)
+        self.step = eps ** (1 / 3)
+        self.tolerance = 10 * self.step if tolerance is None else tolerance
+        self.wrong: list[str] = []
+        rng = np.random.default_rng(0)
+        self.draw = lambda: jnp.asarray(rng.normal(size=outputs.shape), outputs.dtype)
+
+    def near(self, what: str, got: Any, want: Any) -> None:
+        """Notes a failure unless the two are equal up to the tolerance."""
+        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        if got.shape != want.shape:
+            self.wrong.append(f"{what}: shape {got.shape} where {want.shape} is due")
+            return
+        scale = 1 + np.max(np.abs(want), initial=0)
+        error = np.max(np.abs(got - want), initial=0) / scale
+        if not error <= self.tolerance:
+            self.wrong.append(
+                f"{what}: off by {error:.1e} (relative), {self.tolerance:.1e} allowed"
+            )
+
+    def least(self, what: str, slack: Any) -> None:
+        """Notes a failure unless all numbers are at least zero, up to the tolerance."""
+        worst = float(np.min(np.asarray(slack, np.float64)))
+        if not worst >= -self.tolerance:
+            self.wrong.append(f"{what}: violated by {-worst:.1e}")
+
+    def values(self) -> None:
+        value = self.loss.value(self.f, self.y)
+        if value.shape != self.f.shape[:-1]:
+            self.wrong.append(
+                f"value has shape {value.shape}; one number for each example is {self.f.shape[:-1]}"
+            )
+            return
+        if not bool(jnp.all(jnp.isfinite(value))):
+            self.wrong.append("value is not finite at the given outputs")
+        first = lambda x: jax.tree.map(lambda leaf: leaf[:1], x)
+        alone = self.loss.value(first(self.f), first(self.y))
+        self.near("value of the first example alone", alone, value[:1])
+        u = self.draw()
+        ends = self.loss.value(self.f + u, self.y) + self.loss.value(self.f - u, self.y)
+        self.least("convexity, (l(f+u) + l(f-u))/2 >= l(f)", 0.5 * ends - value)
+
+    def derivatives(self) -> None:
+        u, t = self.draw(), self.step
+        up, down = (self.loss.value(self.f + s * t * u, self.y) for s in (1, -1))
+        slope = jnp.sum(self.loss.grad(self.f, self.y) * u, axis=-1)
+        self.near("grad against differences of value", slope, (up - down) / (2 * t))
+
+    def hessian(self) -> None:
+        u, v, t = self.draw(), self.draw(), self.step
+        up, down = (self.loss.grad(self.f + s * t * u, self.y) for s in (1, -1))
+        product = self.loss.hvp(self.f, self.y, u)
+        self.near("hvp against differences of grad", product, (up - down) / (2 * t))
+        self.least("positive semidefinite Hessian", jnp.sum(u * product, axis=-1))
+        factor = self.loss.hessian_factor(self.f, self.y)
+        self.near("B B^T u against hvp", factor.mv(factor.rmv(u)), product)
+        self.near(
+            "<B v, u> = <v, B^T u>",
+            jnp.sum(factor.mv(v) * u, axis=-1),
+            jnp.sum(v * factor.rmv(u), axis=-1),
+        )
+        if factor.preimage is not None:
+            self.near(
+                "B preimage = grad", factor.mv(factor.preimage), self.loss.grad(self.f, self.y)
+            )
+
+    def conjugate(self) -> None:
+        a = self.loss.grad(self.f, self.y)
+        conjugate = self.loss.conjugate(a, self.y)
+        equal = self.loss.value(self.f, self.y) + conjugate - jnp.sum(self.f * a, axis=-1)
+        self.near("Fenchel-Young equality at the gradient", equal, jnp.zeros_like(equal))
+        other = self.f + self.draw()
+        slack = self.loss.value(other, self.y) + conjugate - jnp.sum(other * a, axis=-1)
+        self.least("Fenchel-Young inequality", slack)
+
+    def prox(self) -> None:
+        for sigma in (0.1, 1.0, 10.0):
+            z = self.f + self.draw()
+            a = self.loss.prox_conjugate(z, self.y, sigma)
+            f = (z - a) / sigma
+            # a in the subdifferential at f: no other point beats the tangent there
+            tangent = self.loss.value(f, self.y)
+            for _ in range(5):
+                u = self.draw()
+                slack = self.loss.value(f + u, self.y) - tangent - jnp.sum(a * u, axis=-1)
+                self.least(f"prox_conjugate for stepsize {sigma}", slack)
