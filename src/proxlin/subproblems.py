@@ -172,6 +172,8 @@ def dual_quadratic(plin: PartialLinearization, gamma: Scalar, solver: LinearSolv
         lambda g: f"gamma={g}: the dual needs a finite gamma; use subproblem=primal_quadratic",
         gamma,
     )
+    # Under jit the status says so; a finite number keeps it from being reported as non-finite.
+    gamma = jnp.where(finite, gamma, jnp.ones_like(gamma))
     factor = plin.factor()
     system = NormalSystem(
         forward=lambda u: plin.linearization.vjp(factor.mv(u)),
