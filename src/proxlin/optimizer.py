@@ -225,7 +225,8 @@ def _transformation(
             gamma=rule.first_gamma(),
             eta=zero,
             refused=none,
-            aux=jax.tree.map(jnp.asarray, init_aux),
+            # With a dtype, because numbers would be weakly typed and compile a second program.
+            aux=jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_aux),
             info=StepInfo(*(zero,) * 5, none, zero, *(none,) * 4),
             then=then.init(params),
         )

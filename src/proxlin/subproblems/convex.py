@@ -86,6 +86,8 @@ def dual_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -
         lambda g: f"gamma={g}: the dual needs a finite gamma; use subproblem=primal_convex",
         gamma,
     )
+    # Under jit the status says so; a finite number keeps it from being reported as non-finite.
+    gamma = jnp.where(finite, gamma, jnp.ones_like(gamma))
     proximity = Proximity.of(plin, gamma)
     lin, loss, targets = plin.linearization, plin.loss, plin.targets
     first = loss.grad(lin.outputs, targets)

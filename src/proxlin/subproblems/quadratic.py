@@ -130,6 +130,8 @@ def dual_quadratic(
         lambda g: f"gamma={g}: the dual needs a finite gamma; use subproblem=primal_quadratic",
         gamma,
     )
+    # Under jit the status says so; a finite number keeps it from being reported as non-finite.
+    gamma = jnp.where(finite, gamma, jnp.ones_like(gamma))
     proximity = Proximity.of(plin, gamma)
     smooth = isinstance(plin.regularizer, Zero)
     solver = solver or CG()
