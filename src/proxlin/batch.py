@@ -53,8 +53,8 @@ def make_batch(
             lambda y: loss.valid(outputs, y), lambda y: _bad_target(loss, outputs, y), targets
         )
         return Batch(inputs, targets, jnp.full(examples, 1 / n, outputs.dtype), good)
-    good = _good_weights(weights)
     weights = jnp.asarray(weights, outputs.dtype)
+    good = _good_weights(weights)
     weights = weights.reshape(weights.shape + (1,) * (len(examples) - weights.ndim))
     weights = jnp.broadcast_to(weights, examples)
     good &= require(
@@ -136,7 +136,13 @@ def _cover(tree: PyTree, keep: Bool[Array, "*n"]) -> PyTree:
 
     def cover(x: Array) -> Array:
         rows = x.reshape(flat.size, *x.shape[keep.ndim :])
-        mask = flat.reshape(-1, *(1,) * (rows.ndim - 1))
-        return jnp.where(mask, rows, rows[first]).reshape(x.shape)
+        along = lambda mask: mask.reshape(-1, *(1,) * (rows.ndim - 1))
+        if jnp.issubdtype(x.dtype, jnp.number):
+            # rows[first] as a sum: indexing would gather a sharded batch on every device.
+            chosen = jnp.where(along(jnp.arange(flat.size) == first), rows, 0)
+            row = jnp.sum(chosen, axis=0, dtype=x.dtype, keepdims=True)
+        else:
+            row = rows[first][None]
+        return jnp.where(along(flat), rows, row).reshape(x.shape)
 
     return jax.tree.map(lambda x: cover(jnp.asarray(x)), tree)

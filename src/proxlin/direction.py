@@ -170,6 +170,10 @@ class Oracle:
             )
         if not isinstance(self.regularizer, Regularizer):
             raise TypeError(f"regularizer must be one such as L1(1e-3), not {self.regularizer!r}")
+        if not callable(self.subproblem):
+            raise TypeError(
+                f"subproblem must be a function such as dual_quadratic, not {self.subproblem!r}"
+            )
         check_combination(self.subproblem, self.loss, self.solver, self.regularizer)
         for name in ("curvature_size", "chunk_size"):
             size = getattr(self, name)
@@ -288,8 +292,16 @@ class Oracle:
         check_inputs(inputs, example_axis=bool(per_example))
         outputs = jax.eval_shape(lambda w, x: self.model(w, x, *args), params, inputs)
         if self.has_aux:
+            if not isinstance(outputs, tuple) or len(outputs) != 2:
+                raise TypeError(f"has_aux=True: the model must return (outputs, aux), not {outputs}")
             outputs = outputs[0]
         check_outputs(outputs)
+        examples = jnp.shape(jax.tree.leaves(inputs)[0])[0] if per_example else outputs.shape[0]
+        if examples != outputs.shape[0]:
+            raise ValueError(
+                f"inputs of {examples} examples, outputs of {outputs.shape[0]}: mismatched batch "
+                "sizes; weights, curvature_size and chunk_size need outputs for each example"
+            )
         dtype = algebra_dtype(params, outputs)
         outputs = jax.ShapeDtypeStruct(outputs.shape, dtype)
         if self.curvature_size is not None and self.curvature_size > outputs.shape[0]:
@@ -319,7 +331,7 @@ def value_and_direction(
     .. math:: d = \operatorname{argmin}_d \sum_i \omega_i\, \ell_i(f_i - J_i d)
         + \tfrac{1}{2 \gamma} \|d\|^2
 
-    or its quadratic approximation (equations 2 and 3 of the paper), in the parameters or in the
+    or its quadratic approximation (equations 3 and 4 of the paper), in the parameters or in the
     dual. ``params - d`` is the step; :math:`-d` is a descent direction after any number of inner
     steps, and :math:`d = \gamma \nabla h` after none.
 

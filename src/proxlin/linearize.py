@@ -55,11 +55,14 @@ class Linearization:
         m = self.outputs.shape[0]
         tolerance = float(jnp.finfo(self.outputs.dtype).eps) ** 0.5
         agree = jnp.asarray(True)
+        # Not ones: the outputs of one example may sum to a constant, as after a softmax, and then
+        # there is nothing but rounding to compare.
+        v = jnp.cos(jnp.arange(self.outputs[0].size, dtype=self.outputs.dtype))
         for index in (0, m - 1):
-            whole = self.vjp(jnp.zeros_like(self.outputs).at[index].set(1))
+            at_index = v.reshape(self.outputs.shape[1:])
+            whole = self.vjp(jnp.zeros_like(self.outputs).at[index].set(at_index))
             flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(whole)])
-            alone = self.rows(jnp.asarray([index]))
-            alone = jnp.sum(alone.reshape(-1, flat.size), axis=0)
+            alone = v @ self.rows(jnp.asarray([index])).reshape(-1, flat.size)
             scale = jnp.linalg.norm(flat) + jnp.linalg.norm(alone)
             agree &= jnp.linalg.norm(flat - alone) <= tolerance * scale
         return agree
@@ -110,9 +113,9 @@ def linearize(
         vjp: Callable[[Array], Params] = lambda v: transpose(v)[0]
     else:
         aux = None
+        check_outputs(jax.eval_shape(lambda w, x: on(x)(w)[0], params, inputs))
         chunks = _Chunks.of(inputs, chunk_size)
         outputs = chunks.outputs(on, params)
-        check_outputs(outputs)
         jvp = functools.partial(chunks.jvp, on, params)
         vjp = functools.partial(chunks.vjp, on, params)
 
@@ -121,7 +124,7 @@ def linearize(
     narrow = lambda u: jax.tree.map(lambda x, w: x.astype(w.dtype), u, params)
 
     def rows(indices: Int[Array, " b"]) -> Float[Array, "b *rest k p"]:
-        return lift(_rows(on, params, jax.tree.map(lambda x: x[indices], inputs)))
+        return lift(_rows(on, params, jax.tree.map(lambda x: jnp.asarray(x)[indices], inputs)))
 
     return Linearization(
         outputs=lift(outputs),
@@ -171,6 +174,11 @@ def check_params(params: Params) -> None:
     if not leaves:
         raise ValueError("params has no leaves: there is nothing to differentiate")
     for path, leaf in leaves:
+        if not hasattr(leaf, "dtype"):
+            raise TypeError(
+                f"params{jax.tree_util.keystr(path)} is {leaf!r}; parameters must be real "
+                "floating-point arrays. Pass what is not to be trained in `args`"
+            )
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise TypeError(
                 f"params{jax.tree_util.keystr(path)} has dtype {jnp.result_type(leaf)}; parameters "
@@ -205,6 +213,8 @@ class _Chunks:
 
     @classmethod
     def of(cls, inputs: PyTree, size: int) -> _Chunks:
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"chunk_size={size!r}: give a positive integer, or None")
         m = jax.tree.leaves(inputs)[0].shape[0]
         chunks = cls(inputs, m, -(-m // size), size)
         # Padding repeats the first example: an input that the network has to handle anyway.
@@ -231,14 +241,23 @@ class _Chunks:
         return self._scan(body, (params, zero), xs)[0][1]
 
     def _scan(self, body: Callable[..., Any], carry: Any, xs: Any) -> Any:
-        # The barrier keeps one chunk after the other, and keeps XLA from sharing, and so from
-        # storing, the forward pass of a chunk between products.
-        return jax.lax.scan(
-            lambda c, x: body(*jax.lax.optimization_barrier((c, x))),
-            carry,
-            xs,
+        # Which chunk comes next depends, for all that XLA can know, on the result of the last one
+        # and at first on the vector of the product. This keeps one chunk after the other, and it
+        # keeps XLA from sharing, and so from storing, the forward pass of a chunk between
+        # products. XLA:CPU drops an optimization_barrier before it looks for what to share.
+        def step(state: tuple[Any, Array], i: Array) -> tuple[Any, Any]:
+            carry, zero = state
+            pick = lambda x: jax.lax.dynamic_index_in_dim(x, i + zero, keepdims=False)
+            carry, y = body(carry, jax.tree.map(pick, xs))
+            return (carry, _hidden_zero((carry, y))), y
+
+        (carry, _), ys = jax.lax.scan(
+            step,
+            (carry, _hidden_zero((carry, xs))),
+            jnp.arange(self.count, dtype=jnp.int32),
             unroll=self.count if self.count <= _UNROLLED_CHUNKS else 1,
         )
+        return carry, ys
 
     def _split(self, x: Array, pad: Array) -> Array:
         pad = jnp.broadcast_to(pad, (self.count * self.size - self.m, *x.shape[1:]))
@@ -246,6 +265,13 @@ class _Chunks:
 
     def _join(self, x: Array) -> Array:
         return x.reshape(self.count * self.size, *x.shape[2:])[: self.m]
+
+
+def _hidden_zero(tree: PyTree) -> Int[Array, ""]:
+    """Zero, which no compiler can know before it has the leaves."""
+    firsts = [jnp.ravel(x)[0] for x in jax.tree.leaves(tree) if x.size]
+    never = [jnp.isnan(x) & (x > 0) for x in firsts if jnp.issubdtype(x.dtype, jnp.floating)]
+    return functools.reduce(jnp.logical_or, never).astype(jnp.int32)
 
 
 def _rows(on: _On, params: Params, inputs: PyTree) -> Float[Array, "b *rest k p"]:

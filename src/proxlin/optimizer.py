@@ -314,7 +314,8 @@ def _check_aux(old: Any, new: Any) -> None:
     shapes = [
         jax.tree.map(lambda x: (jnp.shape(x), str(jnp.result_type(x))), tree) for tree in (old, new)
     ]
-    if shapes[0] != shapes[1]:
+    # Flattened, because nodes such as equinox.nn.State are equal to nothing but themselves.
+    if jax.tree.flatten(shapes[0]) != jax.tree.flatten(shapes[1]):
         raise ValueError(
             f"the model returned aux {shapes[1]}, but init_aux is {shapes[0]}: their structures, "
             "shapes and dtypes must be equal"

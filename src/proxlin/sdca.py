@@ -88,9 +88,8 @@ def sdca(
         >>> from proxlin import Squared
         >>> x = jnp.array([[1.0, 0.0], [0.0, 1.0]])
         >>> w, info = sdca(x, x, Squared(), strength=0.5, epochs=20, key=jax.random.key(0))
-        >>> jnp.round(w, 2)
-        Array([[0.5, 0. ],
-               [0. , 0.5]], dtype=float32)
+        >>> bool(jnp.allclose(w, 0.5 * jnp.eye(2), atol=1e-3))
+        True
     """
     rows = _rows(features)
     n = rows.count

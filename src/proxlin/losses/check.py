@@ -47,7 +47,8 @@ def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | Non
         check.conjugate()
     check.prox()
     if check.wrong:
-        raise ValueError(f"{loss} breaks what a loss must hold:\n- " + "\n- ".join(check.wrong))
+        wrong = "\n- ".join(f"{what}: {how}" for what, how in check.wrong.items())
+        raise ValueError(f"{loss} breaks what a loss must hold:\n- {wrong}")
 
 
 class _Check:
@@ -56,7 +57,7 @@ class _Check:
         eps = float(jnp.finfo(outputs.dtype).eps)
         self.step = eps ** (1 / 3)
         self.tolerance = 10 * self.step if tolerance is None else tolerance
-        self.wrong: list[str] = []
+        self.wrong: dict[str, str] = {}  # identity -> by how much it fails, at first
         rng = np.random.default_rng(0)
         self.draw = lambda: jnp.asarray(rng.normal(size=outputs.shape), outputs.dtype)
 
@@ -64,33 +65,32 @@ class _Check:
         """Notes a failure unless the two are equal up to the tolerance."""
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
         if got.shape != want.shape:
-            self.wrong.append(f"{what}: shape {got.shape} where {want.shape} is due")
+            self.wrong.setdefault(what, f"shape {got.shape} where {want.shape} is due")
             return
         scale = 1 + np.max(np.abs(want), initial=0)
         error = np.max(np.abs(got - want), initial=0) / scale
         if not error <= self.tolerance:
-            self.wrong.append(
-                f"{what}: off by {error:.1e} (relative), {self.tolerance:.1e} allowed"
-            )
+            how = f"off by {error:.1e} (relative), {self.tolerance:.1e} allowed"
+            self.wrong.setdefault(what, how)
 
     def least(self, what: str, slack: Any) -> None:
         """Notes a failure unless all numbers are at least zero, up to the tolerance."""
         worst = float(np.min(np.asarray(slack, np.float64)))
         if not worst >= -self.tolerance:
-            self.wrong.append(f"{what}: violated by {-worst:.1e}")
+            self.wrong.setdefault(what, f"violated by {-worst:.1e}")
 
     def values(self) -> None:
         value = self.loss.value(self.f, self.y)
         if value.shape != self.f.shape[:-1]:
-            self.wrong.append(
-                f"value has shape {value.shape}; one number for each example is {self.f.shape[:-1]}"
+            raise ValueError(  # nothing else can be looked at
+                f"{self.loss}: value has shape {value.shape}; one number for each example is "
+                f"{self.f.shape[:-1]}"
             )
-            return
         if not bool(jnp.all(jnp.isfinite(value))):
-            self.wrong.append("value is not finite at the given outputs")
-        first = lambda x: jax.tree.map(lambda leaf: leaf[:1], x)
-        alone = self.loss.value(first(self.f), first(self.y))
-        self.near("value of the first example alone", alone, value[:1])
+            self.wrong["value"] = "not finite at the given outputs"
+        for name, part in (("first", slice(1)), ("last", slice(-1, None))):
+            f, y = jax.tree.map(lambda leaf, part=part: leaf[part], (self.f, self.y))
+            self.near(f"value of the {name} example alone", self.loss.value(f, y), value[part])
         u = self.draw()
         ends = self.loss.value(self.f + u, self.y) + self.loss.value(self.f - u, self.y)
         self.least("convexity, (l(f+u) + l(f-u))/2 >= l(f)", 0.5 * ends - value)
@@ -124,9 +124,11 @@ class _Check:
         conjugate = self.loss.conjugate(a, self.y)
         equal = self.loss.value(self.f, self.y) + conjugate - jnp.sum(self.f * a, axis=-1)
         self.near("Fenchel-Young equality at the gradient", equal, jnp.zeros_like(equal))
-        other = self.f + self.draw()
-        slack = self.loss.value(other, self.y) + conjugate - jnp.sum(other * a, axis=-1)
-        self.least("Fenchel-Young inequality", slack)
+        # Around the gradient too, with far outputs: a conjugate must be infinite off its domain.
+        for b, far in ((a, 1), (a + self.draw(), 1), (a + self.draw(), 30)):
+            f = self.f + far * self.draw()
+            slack = self.loss.value(f, self.y) + self.loss.conjugate(b, self.y)
+            self.least("Fenchel-Young inequality", slack - jnp.sum(f * b, axis=-1))
 
     def prox(self) -> None:
         for sigma in (0.1, 1.0, 10.0):

@@ -34,7 +34,7 @@ from proxlin.subproblems.quadratic import dual_quadratic
 
 
 def primal_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -> Subsolution:
-    r"""The convex-linear subproblem in the parameters (equation 2 of the paper).
+    r"""The convex-linear subproblem in the parameters (equation 3 of the paper).
 
     Args:
         plin: the convex model.
@@ -60,7 +60,7 @@ def primal_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None)
 
 
 def dual_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -> Subsolution:
-    r"""The convex-linear subproblem in the dual (equation 4 of the paper).
+    r"""The convex-linear subproblem in the dual (equation 7 of the paper).
 
     .. math:: \min_a \sum_i \omega_i (\ell_i^*(a_i) - \langle f_i, a_i \rangle)
         + r^*(J^* (\omega a))
