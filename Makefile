@@ -70,8 +70,10 @@ format: $(VENV)/.installed-test ## rewrite the code in the house style
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
+# Apart, because tests/conftest.py turns double precision on and docstrings show JAX as it comes.
 test: lint ## lint, then all fast tests and the doctests
-	@$(PYTEST) -m "not slow" --doctest-modules src tests
+	@$(PYTEST) -m "not slow" tests
+	@$(PYTEST) --doctest-modules src
 
 # pytest exits with 5 when nothing is marked slow: no failure
 test-slow: $(VENV)/.installed-test ## the tests marked slow
