@@ -293,7 +293,9 @@ class Oracle:
         outputs = jax.eval_shape(lambda w, x: self.model(w, x, *args), params, inputs)
         if self.has_aux:
             if not isinstance(outputs, tuple) or len(outputs) != 2:
-                raise TypeError(f"has_aux=True: the model must return (outputs, aux), not {outputs}")
+                raise TypeError(
+                    f"has_aux=True: the model must return (outputs, aux), not {outputs}"
+                )
             outputs = outputs[0]
         check_outputs(outputs)
         examples = jnp.shape(jax.tree.leaves(inputs)[0])[0] if per_example else outputs.shape[0]

@@ -131,9 +131,10 @@ class _Check:
             self.least("Fenchel-Young inequality", slack - jnp.sum(f * b, axis=-1))
 
     def prox(self) -> None:
+        solve = jax.jit(self.loss.prox_conjugate)  # compiled once for all stepsizes
         for sigma in (0.1, 1.0, 10.0):
             z = self.f + self.draw()
-            a = self.loss.prox_conjugate(z, self.y, sigma)
+            a = solve(z, self.y, jnp.asarray(sigma, z.dtype))
             f = (z - a) / sigma
             # a in the subdifferential at f: no other point beats the tangent there
             tangent = self.loss.value(f, self.y)

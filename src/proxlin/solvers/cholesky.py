@@ -121,14 +121,15 @@ def _map_back_on_x(
         z = scale(system.shift, inverse(system.preimage))
         return add_scaled(system.preimage, -1, z), system.forward(z), (1, 0)
 
-    def reduced(s: Vector) -> Vector:
-        """shift (shift I + M M*)^-1 s, with cancellation."""
-        return add_scaled(s, -1, system.forward(inverse(system.adjoint(s))))
+    def reduced(s: Vector) -> tuple[Vector, Vector]:
+        """x and s - M x = shift (shift I + M M*)^-1 s, with cancellation."""
+        x = inverse(system.adjoint(s))
+        return x, add_scaled(s, -1, system.forward(x))
 
-    misfit = reduced(system.source)
+    x, misfit = reduced(system.source)
     explained = add_scaled(misfit, 1 / system.shift, system.forward(system.adjoint(misfit)))
-    misfit = add_scaled(misfit, 1, reduced(add_scaled(system.source, -1, explained)))
-    return scale(1 / system.shift, system.adjoint(misfit)), misfit, (3, 4)
+    misfit = add_scaled(misfit, 1, reduced(add_scaled(system.source, -1, explained))[1])
+    return x, misfit, (3, 3)
 
 
 def _map_back_on_image(

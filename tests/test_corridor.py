@@ -1,0 +1,184 @@
+"""The corridor: no room imports from a room further on, and the doors have the names promised."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pathlib
+import sys
+
+import pytest
+
+import proxlin
+
+SOURCE = pathlib.Path(proxlin.__file__).parent
+
+# In the order of one step of training. `sdca` is a way of its own, past the networks.
+ROOMS = (
+    "checks",
+    "linearize",
+    "losses",
+    "batch",
+    "regularizers",
+    "solvers",
+    "subproblems",
+    "direction",
+    "steps",
+    "optimizer",
+    "sdca",
+    "bench",
+)
+CORE = ROOMS[: ROOMS.index("bench")]
+DEPENDENCIES = {"jax", "optax", "jaxtyping", "numpy"}
+
+NAMES = """
+    Squared Logistic BinaryLogistic Hinge Sparsemax FromFunction
+    Zero L1 SquaredL2 ElasticNet GroupL2
+    dual_quadratic primal_quadratic dual_convex primal_convex
+    CG Cholesky ProximalGradient LBFGS
+    value_and_direction linearize
+    prox_linear direction_as_gradient spl armijo_spl
+    Fixed Armijo ModelStep TrustRegion
+    sdca
+""".split()
+
+
+def modules(room):
+    """The files of a room."""
+    path = SOURCE / room
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def imports(path):
+    """All modules that a file imports, anywhere in it, by their full names."""
+    package = ["proxlin", *path.relative_to(SOURCE).with_suffix("").parts][:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # `from proxlin import steps` may import a room.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def rooms_of(path):
+    """The rooms of this house that a file imports from."""
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "proxlin":
+            # A name from the front door could come from any room.
+            yield parts[1] if parts[1] in ROOMS else "front door"
+
+
+def test_every_module_has_a_place_in_the_corridor():
+    found = {
+        path.stem if path.suffix == ".py" else path.name
+        for path in SOURCE.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found - {"__init__"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_no_room_imports_from_a_room_further_on(room):
+    allowed = set(ROOMS[: ROOMS.index(room) + 1])
+    for path in modules(room):
+        assert set(rooms_of(path)) <= allowed, path
+
+
+def test_imports_are_seen(tmp_path, monkeypatch):
+    """The parser above knows all ways to import."""
+    monkeypatch.setitem(globals(), "SOURCE", tmp_path)
+    (tmp_path / "losses").mkdir()
+    path = tmp_path / "losses" / "base.py"
+    path.write_text(
+        "import proxlin.steps\n"
+        "from proxlin import optimizer, CG\n"
+        "from .. import direction\n"
+        "from ..batch import Batch\n"
+        "from . import squared\n"
+        "def late():\n"
+        "    from proxlin.bench.demo import main\n"
+    )
+    assert set(rooms_of(path)) == {
+        "steps",
+        "optimizer",
+        "front door",
+        "direction",
+        "batch",
+        "losses",
+        "bench",
+    }
+
+
+def test_solvers_know_nothing_of_networks_or_losses():
+    for path in modules("solvers"):
+        assert set(rooms_of(path)) <= {"solvers"}, path
+
+
+@pytest.mark.parametrize("room", ["__init__", *CORE])
+def test_core_has_few_dependencies(room):
+    for path in modules(room):
+        outside = {name.split(".")[0] for name in imports(path)} - {"proxlin"}
+        assert outside - sys.stdlib_module_names <= DEPENDENCIES, path
+
+
+def test_the_front_door_does_not_open_the_bench():
+    assert "bench" not in set(rooms_of(SOURCE / "__init__.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name(name):
+    thing = getattr(proxlin, name)
+    assert callable(thing)
+    assert inspect.getdoc(thing)
+    assert thing.__module__.split(".")[:2] in (["proxlin", room] for room in CORE)
+
+
+def test_signatures():
+    """Parameters that are part of the promise, with their order and defaults."""
+    parameters = inspect.signature(proxlin.value_and_direction).parameters
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert [n for n, p in parameters.items() if p.kind is positional] == ["model", "loss"]
+    defaults = {n: p.default for n, p in parameters.items() if p.kind is not positional}
+    assert defaults == {
+        "subproblem": proxlin.dual_quadratic,
+        "solver": None,
+        "regularizer": proxlin.Zero(),
+        "curvature_size": None,
+        "chunk_size": None,
+        "has_aux": False,
+    }
+    assert proxlin.CG() == proxlin.CG(max_steps=2)
+    assert proxlin.Cholesky() == proxlin.Cholesky(independent=False)
+    assert proxlin.Fixed() == proxlin.Fixed(gamma=1.0, eta=1.0)
+    assert proxlin.Armijo() == proxlin.Armijo(
+        gamma=1.0, beta=1e-4, shrink=0.8, max_eta=1.0, max_backtracks=30
+    )
+    assert proxlin.ModelStep() == proxlin.ModelStep(gamma=1.0)
+    assert proxlin.TrustRegion() == proxlin.TrustRegion(
+        gamma=1.0, low=0.25, high=0.75, shrink=0.5, grow=2.0, min_gamma=1e-8, max_gamma=1e8
+    )
+
+
+def test_configuration_is_a_value():
+    """Frozen, hashable and equal by content: safe as a static argument of jit."""
+    for make in (
+        proxlin.Squared,
+        proxlin.Logistic,
+        proxlin.BinaryLogistic,
+        proxlin.CG,
+        proxlin.Cholesky,
+        proxlin.Fixed,
+        proxlin.Armijo,
+        proxlin.ModelStep,
+        proxlin.TrustRegion,
+    ):
+        one, other = make(), make()
+        assert one == other and hash(one) == hash(other)
+        with pytest.raises(AttributeError):
+            one.gamma = 2.0
+    assert proxlin.FromFunction(max) == proxlin.FromFunction(max)
+    assert hash(proxlin.FromFunction(max)) == hash(proxlin.FromFunction(max))
+    assert proxlin.FromFunction(max) != proxlin.FromFunction(min)
