@@ -160,7 +160,8 @@ FRAMEWORKS = {
     "haiku": haiku,
 }
 every_framework = pytest.mark.parametrize("name", FRAMEWORKS)
-RULE = proxlin.Armijo(gamma=10.0, beta=0.3)
+# More than the half of the slope that a full step realises, so that searches backtrack.
+RULE = proxlin.Armijo(gamma=10.0, beta=0.6)
 
 
 @contextlib.contextmanager
@@ -218,6 +219,12 @@ def numbers(tree):
 def assert_close(got, want, **tolerance):
     for a, b in zip(numbers(got), numbers(want), strict=True):
         np.testing.assert_allclose(a, b, **tolerance)
+
+
+def apart(one, other):
+    """The largest difference between two states."""
+    pairs = zip(numbers(one), numbers(other), strict=True)
+    return max(float(np.max(np.abs(a - b))) for a, b in pairs)
 
 
 def gauss_newton(model, params, inputs, targets, *args):
@@ -280,32 +287,31 @@ def test_training_lowers_the_loss(name):
 @every_framework
 def test_statistics_and_dropout_at_trial_points(name):
     _, params, aux, _ = case(name)
-    x, y = data()
+    trials = []
     with lenient(name):
         opt, step, plain_apply = compiled(name)
-        # The first key whose search backtracks, so that there are trial points to speak of.
-        for seed in range(20):
+        for seed in range(6):
+            x, y = data(seed)
             key = jax.random.key(seed)
             updates, new, state = step(params, opt.init(params), x, y, key)
-            if int(state.info.evaluations) > 1 or name == "nnx":
-                break
-        eta, slope = float(state.eta), float(state.info.slope)
-        at = lambda t: jax.tree.map(lambda w, u: w + u * (t / eta), params, updates)
-        value, here = plain_apply(params, aux, x, y, key)
-        _, there = plain_apply(new, aux, x, y, key)
-        passes = lambda t: (
-            float(plain_apply(at(t), aux, x, y, key)[0])
-            <= float(value) - RULE.beta * t * slope + 1e-6 * float(value)
-        )
-        etas = [RULE.shrink**i for i in range(int(state.info.evaluations))]
-        accepted = [passes(t) for t in etas]
-    # Statistics are those of the parameters at which the network was linearised.
-    assert_close(state.aux, here, rtol=1e-5, atol=1e-6)
-    assert max(np.abs(a - b).max() for a, b in zip(numbers(here), numbers(there), strict=True)) > 0
-    assert float(state.info.value) == pytest.approx(float(value), rel=1e-5)
-    # With the same dropout, the first stepsize that passes by hand is the one that was taken.
-    assert accepted == [False] * (len(etas) - 1) + [True]
-    assert eta == pytest.approx(etas[-1], rel=1e-5)
+            value, here = plain_apply(params, aux, x, y, key)
+            _, there = plain_apply(new, aux, x, y, key)
+            # Statistics are those of the parameters at which the network was linearised.
+            assert_close(state.aux, here, rtol=1e-5, atol=1e-6)
+            assert apart(here, there) > 1e-4
+            assert float(state.info.value) == pytest.approx(float(value), rel=1e-5)
+            # With the same dropout, the first stepsize that passes by hand is the one taken.
+            etas = [RULE.shrink**i for i in range(int(state.info.evaluations))]
+            eta, slope = float(state.eta), float(state.info.slope)
+            assert eta == pytest.approx(etas[-1], rel=1e-5)
+            passed = []
+            for t in etas:
+                at = jax.tree.map(lambda w, u, c=t / eta: w + c * u, params, updates)
+                decrease = float(value - plain_apply(at, aux, x, y, key)[0])
+                passed.append(decrease >= RULE.beta * t * slope - 1e-6)
+            assert passed == [False] * (len(etas) - 1) + [True]
+            trials.append(len(etas))
+    assert max(trials) > 1  # some searches did backtrack
 
 
 @every_framework
@@ -316,9 +322,7 @@ def test_a_batch_that_is_not_finite_leaves_the_statistics(name):
         opt, step, _ = compiled(name)
         _, params, state = step(params, opt.init(params), x, y, jax.random.key(0))
         _, same, after = step(params, state, x.at[2, 1].set(jnp.nan), y, jax.random.key(1))
-    assert any(
-        not np.array_equal(a, b) for a, b in zip(numbers(state.aux), numbers(aux), strict=True)
-    )
+    assert apart(state.aux, aux) > 0
     for a, b in zip(numbers((same, after.aux)), numbers((params, state.aux)), strict=True):
         assert a.tobytes() == b.tobytes()
     assert int(after.refused) == int(state.refused) + 1

@@ -85,11 +85,14 @@ def in_dtype(dtype, a, vectors):
 # Solutions.
 
 
-@each_dtype
-@pytest.mark.parametrize("trees", [False, True], ids=["flat", "trees"])
+@pytest.mark.parametrize(
+    ("trees", "dtype"),
+    [(False, jnp.float32), (False, jnp.float64), (True, jnp.float32)],
+    ids=["f32", "f64", "trees"],
+)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("solver", [proxlin.CG(10), proxlin.CG(30), proxlin.Cholesky()], ids=str)
+@pytest.mark.parametrize("solver", [proxlin.CG(30), proxlin.Cholesky()], ids=str)
 def test_solution_and_misfit(solver, shape, form, trees, dtype):
     a = matrix(SHAPES[shape], np.linspace(1, 2, 6))
     a, vectors = in_dtype(dtype, a, given(a, form))
@@ -147,7 +150,7 @@ def textbook_cg(a, shift, rhs, steps):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("max_steps", [1, 2, 3, 7, 10, 11, 12])
 def test_cg_takes_the_steps_of_the_textbook(form, max_steps):
-    a = matrix((30, 25), np.geomspace(1, 30, 25))
+    a = matrix((30, 25), np.geomspace(1, 5, 25))
     vectors = given(a, form)
     shift = 0.1
     got = solve(proxlin.CG(max_steps), a, np.asarray(shift), vectors)
@@ -163,14 +166,15 @@ def test_cg_takes_the_steps_of_the_textbook(form, max_steps):
 @each_dtype
 @pytest.mark.parametrize("form", FORMS)
 def test_unrolled_and_looped_steps_are_the_same(form, dtype, monkeypatch):
-    a = matrix((30, 25), np.geomspace(1, 30, 25))
+    a = matrix((30, 25), np.geomspace(1, 5, 25))
     a, vectors = in_dtype(dtype, a, given(a, form))
-    run = lambda: jit(lambda: proxlin.CG(10).solve(system_of(a, 0.1, vectors)))()
-    unrolled = run()
+    ten_steps = lambda: jit(lambda a, vectors: proxlin.CG(10).solve(system_of(a, 0.1, vectors)))
+    unrolled = ten_steps()(a, vectors)
     monkeypatch.setattr(cg, "_UNROLLED_STEPS", 0)
-    looped = run()
+    looped = ten_steps()(a, vectors)
     for one, other in zip(unrolled, looped, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e3 * float(jnp.finfo(dtype).eps))
+        tolerance = 1e3 * float(jnp.finfo(dtype).eps) * np.max(np.abs(other))
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("trees", [False, True], ids=["flat", "trees"])
@@ -257,7 +261,6 @@ def test_unrolled_steps_after_freezing_change_nothing():
     assert int(ten.forwards) == 10
     x, _ = reference(a, 0.5, vectors)
     assert cases.relative_error(np.asarray(ten.x), x) < 1e-14
-    assert np.all(np.isfinite(cases.flat(ten)))
 
 
 @each_dtype
@@ -395,6 +398,7 @@ def test_cholesky_forms_the_gram_matrix_in_blocks(shape, form, max_elements):
     np.testing.assert_allclose(got.misfit, want.misfit, rtol=1e-12)
 
 
+dense = jit(cases.dense, static_argnames=("name", "model"))
 K, P = 3, 5 * 4 + 4 + 4 * 3  # of cases.problem
 
 
@@ -407,18 +411,21 @@ def direction(params, inputs, targets, *, loss, subproblem, solver, model=cases.
     return d, info
 
 
-@each_dtype
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize(
+    ("loss", "dtype"),
+    [("squared", jnp.float64), ("logistic", jnp.float32), ("logistic", jnp.float64)],
+    ids=["squared-f64", "logistic-f32", "logistic-f64"],
+)
 @pytest.mark.parametrize("subproblem", cases.SUBPROBLEMS)
 @pytest.mark.parametrize("m", [7, 19], ids=["mk < p", "p < mk"])
 def test_rows_in_blocks(m, subproblem, loss, dtype):
     problem = cases.problem(loss, dtype, m=m)
     assert (m * K < P) == (m == 7)
-    gradient, gauss_newton = cases.dense(loss, *problem)
+    gradient, gauss_newton = dense(loss, *problem)
     want = np.linalg.solve(np.asarray(gauss_newton) + np.eye(P) / 100, np.asarray(gradient))
     tolerance = 1e4 * float(jnp.finfo(dtype).eps)
-    # All at once; two examples at a time, which divides neither 7 nor 19; one at a time.
-    for elements in (2**26, 2 * K * P, 1):
+    # All at once; and two examples at a time, which divides neither 7 nor 19.
+    for elements in (2**26, 2 * K * P):
         solver = proxlin.Cholesky(independent=True, max_elements=elements)
         d, info = direction(*problem, loss=loss, subproblem=subproblem, solver=solver)
         assert cases.relative_error(cases.flat(d), want) < tolerance, elements
@@ -433,21 +440,30 @@ def normalised(params, inputs):
     return jnp.tanh(hidden) @ params["w2"]
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("subproblem", cases.SUBPROBLEMS)
-def test_examples_that_are_not_independent(subproblem, compiled):
+def test_examples_that_are_not_independent(subproblem):
     problem = cases.problem("logistic", jnp.float32)
-    run = direction if compiled else direction.__wrapped__
     options = {"loss": "logistic", "subproblem": subproblem, "model": normalised}
-    d, info = run(*problem, solver=proxlin.Cholesky(independent=True), **options)
+    d, info = direction(*problem, solver=proxlin.Cholesky(independent=True), **options)
     assert int(info.status) == proxlin.Status.BAD_VALUE
     np.testing.assert_array_equal(cases.flat(d), np.zeros(P))
-    if compiled:  # The same without the promise is fine.
-        d, info = run(*problem, solver=proxlin.Cholesky(), **options)
-        gradient, gauss_newton = cases.dense("logistic", *problem, model=normalised)
-        want = np.linalg.solve(np.asarray(gauss_newton) + np.eye(P) / 100, np.asarray(gradient))
-        assert int(info.status) == proxlin.Status.OK
-        assert cases.relative_error(cases.flat(d), want) < 1e-3
+    # The same without the promise is fine.
+    d, info = direction(*problem, solver=proxlin.Cholesky(), **options)
+    gradient, gauss_newton = dense("logistic", *problem, model=normalised)
+    want = np.linalg.solve(np.asarray(gauss_newton) + np.eye(P) / 100, np.asarray(gradient))
+    assert int(info.status) == proxlin.Status.OK
+    assert cases.relative_error(cases.flat(d), want) < 1e-3
+
+
+def test_examples_that_are_not_independent_outside_of_jit():
+    """A status here too, no exception: what a model does is no argument that could be wrong."""
+    centred = lambda w, x: x @ w - jnp.mean(x @ w, axis=0, keepdims=True)
+    solver = proxlin.Cholesky(independent=True)
+    fn = proxlin.value_and_direction(centred, proxlin.Squared(), solver=solver)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 2)))
+    (_, info), d = fn(jnp.ones((2, 1)), x, jnp.ones((6, 1)))
+    assert int(info.status) == proxlin.Status.BAD_VALUE
+    np.testing.assert_array_equal(d, np.zeros((2, 1)))
 
 
 # What is refused.

@@ -286,8 +286,10 @@ def check_regularizer(
         p = regularizer.prox(z, stepsize)
         pulled, at = optax.tree.sub(z, p), regularizer.value(p)
         others = [near(p, size) for size in (1e-2, 1e-1, 1.0) for _ in range(5)]
-        # z, zero and the end of another step are where a wrong length shows first
-        for other in (*others, z, optax.tree.zeros_like(z), regularizer.prox(z, 2 * stepsize)):
+        # Off a constraint anything holds; these points are within it, if the prox is.
+        others += [regularizer.prox(other, stepsize) for other in others]
+        others += [optax.tree.scale(size, p) for size in (0.0, 0.9, 1.1)]
+        for other in (*others, z, params):
             rise = float(optax.tree.vdot(pulled, optax.tree.sub(other, p))) / stepsize
             slack = regularizer.value(other) - at - rise
             least(f"prox for stepsize {stepsize}", slack, abs(rise) + abs(float(at)))
