@@ -22,6 +22,13 @@ SOLVERS = {
     "cholesky": proxlin.Cholesky(),
     "rows": proxlin.Cholesky(independent=True),
 }
+# Both direct solvers see the curvature of a loss by autodiff in the same way: one of them will do.
+COMBINATIONS = [
+    (name, solver)
+    for name in LOSSES
+    for solver in SOLVERS
+    if solver != "cholesky" or not isinstance(LOSSES[name], proxlin.FromFunction)
+]
 GAMMAS = (1e-3, 1e-1, 1.0, 1e1, 1e2)
 M = 6
 
@@ -60,10 +67,9 @@ def weights_of(kind, dtype, m=M):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["f32", "f64"])
-@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("subproblem", SUBPROBLEMS)
-@pytest.mark.parametrize("name", LOSSES)
-def test_equals_dense_solve(name, subproblem, solver, dtype):
+@pytest.mark.parametrize("name,solver", COMBINATIONS)
+def test_equals_dense_solve(name, solver, subproblem, dtype):
     params, inputs, targets = problem(name, dtype, M)
     fn = direction_of(name, subproblem, solver)
     for kind in ("uniform", "positive", "zeros"):
@@ -145,7 +151,7 @@ def test_sequences(name, subproblem, solver):
     per_token = rng.uniform(0.1, 1.0, (m, t))
     per_token[[0, 2, 2], [1, 0, 2]] = 0
     spread = jnp.broadcast_to(per_row[:, None], (m, t))
-    for weights, want in ((None, None), (per_row, spread), (jnp.asarray(per_token),) * 2):
+    for weights, want in ((per_row, spread), (jnp.asarray(per_token),) * 2):
         g, curvature = dense(name, params, inputs, targets, want)
         (_, info), d = fn(params, inputs, targets, gamma=2.0, weights=weights)
         assert relative_error(flat(d), solve(g, curvature, 2.0)) <= 1e-11
@@ -270,10 +276,9 @@ def test_arguments_and_statistics():
     assert relative_error(flat(d), solve(g, curvature, 2.0)) <= 1e-11
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("subproblem", SUBPROBLEMS)
-@pytest.mark.parametrize("name", ["squared", "logistic", "binary", "singular"])
-def test_rows_of_weight_zero_may_hold_anything(name, subproblem, solver):
+@pytest.mark.parametrize("name,solver", COMBINATIONS)
+def test_rows_of_weight_zero_may_hold_anything(name, solver, subproblem):
     params, inputs, targets = problem(name, jnp.float64, M)
     weights = weights_of("zeros", jnp.float64)
     gone, kept = np.flatnonzero(weights == 0), np.flatnonzero(weights)
