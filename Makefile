@@ -3,27 +3,28 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+RIVALS := .venv-rivals
+PIP = $(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # two pips must not write to one environment at once
-.PHONY: help venv demo test test-slow lint format benchmark docs clean distclean
+.PHONY: help venv rivals demo test test-slow test-rivals lint format benchmark docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- the environment: one .venv, one stamp per extra -------------------------------------------
 
-$(VENV)/.created:
+$(VENV)/.created $(RIVALS)/.created:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "error: '$(PYTHON)' not found; give Python 3.11 or newer: make PYTHON=/path/to/python ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: proxlin needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
 	  "choose another one: make PYTHON=python3.11 ..." >&2; exit 1; }
-	@echo "creating $(VENV) with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "creating $(@D) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(@D)
 	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml | $(VENV)/.created
@@ -42,12 +43,21 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.created
 	@$(PIP) install --editable ".[docs]"
 	@touch $@
 
+# kfac-jax 0.0.8 uses what JAX 0.10 has changed, hence an environment of its own, with pytest for
+# test-rivals.
+$(RIVALS)/.installed: pyproject.toml | $(RIVALS)/.created
+	@echo "installing proxlin[bench,rivals] with JAX 0.9.1"
+	@$(PIP) install --editable ".[bench,rivals]" "jax==0.9.1" "jaxlib==0.9.1" "pytest>=9"
+	@touch $@
+
 venv: $(VENV)/.installed-test $(VENV)/.installed-docs ## set up .venv with everything
+
+rivals: $(RIVALS)/.installed ## set up .venv-rivals, for KFAC
 
 # ---- use ---------------------------------------------------------------------------------------
 
 demo: $(VENV)/.installed-bench ## train on a small problem and compare, in a minute
-	@$(BIN)/python -m proxlin.bench.demo
+	@$(BIN)/proxlin demo
 
 benchmark: $(VENV)/.installed-bench ## speed of the directions, as ratios to a gradient
 	@$(BIN)/python benchmarks/directions.py
@@ -79,6 +89,10 @@ test: lint ## lint, then all fast tests and the doctests
 test-slow: $(VENV)/.installed-test ## the tests marked slow
 	@$(PYTEST) -m slow tests || [ $$? -eq 5 ]
 
+# kfac-jax promotes dtypes, hence without tests/conftest.py, and uses what JAX deprecates.
+test-rivals: $(RIVALS)/.installed ## the tests of the adapter to kfac-jax
+	@$(RIVALS)/bin/python -m pytest -W ignore::DeprecationWarning --confcutdir tests/rivals tests/rivals
+
 # ---- documentation -----------------------------------------------------------------------------
 
 docs: $(VENV)/.installed-docs ## build docs/_build/html; it works without a network
@@ -88,9 +102,9 @@ docs: $(VENV)/.installed-docs ## build docs/_build/html; it works without a netw
 
 # ---- cleaning ----------------------------------------------------------------------------------
 
-clean: ## remove builds and caches, keep .venv
+clean: ## remove builds and caches, keep the environments
 	@rm -rf build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
-	@rm -rf $(VENV)
+distclean: clean ## remove .venv and .venv-rivals too
+	@rm -rf $(VENV) $(RIVALS)

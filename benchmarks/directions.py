@@ -27,20 +27,21 @@ import proxlin
 from proxlin.bench import models
 
 LOSS = proxlin.Logistic()
+CONVNET = models.convnet((32, 32, 3), 10)
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def gradient(params, x, y):
-    return jax.value_and_grad(lambda w: LOSS.value(models.convnet(w, x), y).mean())(params)
+    return jax.value_and_grad(lambda w: LOSS.value(CONVNET.predict(w, x), y).mean())(params)
 
 
 def direction(**options) -> Callable[..., Any]:
-    fn = proxlin.value_and_direction(models.convnet, LOSS, **options)
+    fn = proxlin.value_and_direction(CONVNET.predict, LOSS, **options)
     return lambda params, x, y: fn(params, x, y, gamma=1.0)
 
 
 def step(rule, **options) -> Callable[..., Any]:
-    opt = proxlin.prox_linear(models.convnet, LOSS, step=rule, **options)
+    opt = proxlin.prox_linear(CONVNET.predict, LOSS, step=rule, **options)
 
     def one(params, x, y):
         updates, state = opt.update(None, opt.init(params), params, inputs=x, targets=y)
@@ -53,7 +54,7 @@ def textbook(steps: int) -> Callable[..., Any]:
     """The dual as a textbook has it: library CG, a fresh jvp and vjp for each product."""
 
     def one(params, x, y):
-        f = lambda w: models.convnet(w, x)
+        f = lambda w: CONVNET.predict(w, x)
         c = 1.0 / len(x)
         outputs = f(params)
         b = LOSS.hessian_factor(outputs, y)
@@ -99,7 +100,8 @@ def measure(batch: int, repeats: int, slow_repeats: int) -> list[dict[str, Any]]
     key = jax.random.key(0)
     x = jax.random.normal(key, (batch, 32, 32, 3))
     y = jax.random.randint(key, (batch,), 0, 10)
-    operands = (models.init_convnet(key), x, y)
+    params, _ = CONVNET.init(key)
+    operands = (params, x, y)
     programs = {name: compiled(fn, operands) for name, fn in methods().items()}
     times: dict[str, list[float]] = {name: [] for name in programs}
     for name, (executable, _, _) in programs.items():

@@ -16,12 +16,17 @@ import pathlib
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 
 import proxlin
-from proxlin.bench import demo, models
+from proxlin.bench import models
+from proxlin.bench.data import Dataset, load
+from proxlin.bench.environment import environment
 
+BATCH = 128
+LOSS = proxlin.Logistic()
+NETWORK = models.mlp((8, 8, 1), 10)
 RESULTS = pathlib.Path(__file__).parent / "results"
 SETTINGS = {
     "gamma 1": (1, 1.0),
@@ -45,22 +50,28 @@ def rules(gamma: float) -> dict[str, Any]:
     }
 
 
-def train(rule: Any, options: dict[str, Any], data: demo.Data, epochs: int, seeds: int) -> list:
-    opt = proxlin.prox_linear(models.mlp, demo.LOSS, step=rule, **options)
+def train(
+    rule: Any, options: dict[str, Any], data: Dataset, scale: float, epochs: int, seeds: int
+) -> list:
+    opt = proxlin.prox_linear(NETWORK.predict, LOSS, step=rule, **options)
 
     @jax.jit
     def step(params, state, inputs, targets):
+        inputs = scale * data.prepare(inputs)
         updates, state = opt.update(None, state, params, inputs=inputs, targets=targets)
         return optax.apply_updates(params, updates), state
 
     runs = []
     for seed in range(seeds):
-        params = models.init_mlp(jax.random.key(seed), demo.SIZES)
-        state, rng = opt.init(params), np.random.default_rng(seed)
-        for _ in range(epochs):
-            for inputs, targets in demo.batches(data.train, rng):
+        params, _ = NETWORK.init(jax.random.key(seed))
+        state = opt.init(params)
+        for epoch in range(epochs):
+            for inputs, targets in data.train.epoch(seed, epoch, BATCH):
                 params, state = step(params, state, inputs, targets)
-        loss, accuracy = demo.evaluate(params, data.test)
+        ((inputs, targets),) = data.test.batches(len(data.test))
+        outputs = NETWORK.predict(params, scale * data.prepare(inputs))
+        loss = float(jnp.mean(LOSS.value(outputs, jnp.asarray(targets))))
+        accuracy = float(jnp.mean(jnp.argmax(outputs, axis=-1) == targets))
         refused, taken = int(state.refused), int(state.taken)
         runs.append({"loss": loss, "accuracy": accuracy, "refused": refused, "taken": taken})
     return runs
@@ -85,15 +96,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "rules.json")
     options = parser.parse_args()
-    (train_x, train_y), (test_x, test_y) = demo.load_digits()
-    commit = demo.commit()  # before training: the files may change while it runs
+    data = load("digits")
+    about = environment()  # before training: the files may change while it runs
     rows = []
     for name, extra in SUBPROBLEMS.items():
         for rule_name in rules(1.0):
             for setting, (scale, gamma) in SETTINGS.items():
-                data = demo.Data((scale * train_x, train_y), (scale * test_x, test_y))
                 rule = rules(gamma)[rule_name]
-                runs = train(rule, extra, data, options.epochs, options.seeds)
+                runs = train(rule, extra, data, scale, options.epochs, options.seeds)
                 rows.append(
                     {"subproblem": name, "rule": rule_name, "setting": setting, "runs": runs}
                 )
@@ -101,9 +111,7 @@ def main() -> None:
     record = {
         "epochs": options.epochs,
         "seeds": list(range(options.seeds)),
-        "versions": demo.versions(),
-        "machine": demo.machine(),
-        "commit": commit,
+        "environment": about,
         "rows": rows,
     }
     options.output.parent.mkdir(exist_ok=True)

@@ -28,9 +28,10 @@ from sklearn.datasets import load_digits
 import proxlin
 from proxlin.bench import models
 
-SIZES, BATCH, SEED = (64, 128, 10), 128, 0
+BATCH, SEED = 128, 0
 STRENGTHS = (0.0, 1e-4, 3e-4, 7e-4, 1e-3, 2e-3, 4e-3)
 LOSS = proxlin.Logistic()
+NETWORK = models.mlp((64,), 10, hidden=(128,))
 
 
 def is_weight(path: str) -> bool:
@@ -50,7 +51,7 @@ def regularizer(strength):
 
 
 def prox_linear(strength):
-    opt = proxlin.prox_linear(models.mlp, LOSS, regularizer=regularizer(strength))
+    opt = proxlin.prox_linear(NETWORK.predict, LOSS, regularizer=regularizer(strength))
 
     def step(params, state, x, y):
         updates, state = opt.update(None, state, params, inputs=x, targets=y)
@@ -66,7 +67,7 @@ def proximal(optimizer, rate):
         penalty = regularizer(strength)
 
         def step(params, state, x, y):
-            objective = lambda w: jnp.mean(LOSS.value(models.mlp(w, x), y))
+            objective = lambda w: jnp.mean(LOSS.value(NETWORK.predict(w, x), y))
             updates, state = optimizer.update(jax.grad(objective)(params), state, params)
             return penalty.prox(optax.apply_updates(params, updates), rate), state
 
@@ -78,7 +79,7 @@ def proximal(optimizer, rate):
 def train(method, strength, epochs, data):
     (x, y), (x_test, y_test) = data
     init, step = method(strength)
-    params = models.init_mlp(jax.random.key(SEED), SIZES)
+    params, _ = NETWORK.init(jax.random.key(SEED))
 
     @jax.jit
     def epoch(carry, key):
@@ -91,7 +92,7 @@ def train(method, strength, epochs, data):
     params = carry[0]
     weights = [layer["w"] for layer in params]
     zeros = sum(int(jnp.sum(w == 0)) for w in weights) / sum(w.size for w in weights)
-    accuracy = float(jnp.mean(jnp.argmax(models.mlp(params, x_test), axis=1) == y_test))
+    accuracy = float(jnp.mean(jnp.argmax(NETWORK.predict(params, x_test), axis=1) == y_test))
     return {"strength": strength, "accuracy": accuracy, "zeros": zeros}
 
 

@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import proxlin
-from proxlin.bench.models import init_mlp, mlp
+from proxlin.bench import models
 from tests.cases import flat, network, problem, relative_error
 
 LOSS = proxlin.Logistic()
@@ -723,19 +723,18 @@ def test_defaults_learn_unscaled_digits():
     rng = np.random.default_rng(100)
     indices = [rng.permutation(train)[: train // size * size] for _ in range(epochs)]
     indices = jnp.asarray(np.concatenate(indices).reshape(-1, size))
-    opt = proxlin.prox_linear(mlp, LOSS)
+    network = models.mlp((64,), 10)
+    opt = proxlin.prox_linear(network.predict, LOSS)
 
     def body(carry, index):
         params, state = carry
         updates, state = opt.update(None, state, params, inputs=x[index], targets=y[index])
         return (optax.apply_updates(params, updates), state), None
 
-    with jax.numpy_rank_promotion("allow"):
-        params = init_mlp(jax.random.key(0), [64, 64, 10])
-        params = jax.tree.map(lambda w: w.astype(jnp.float32), params)
-        (params, state), _ = jax.jit(lambda c: jax.lax.scan(body, c, indices))(
-            (params, opt.init(params))
-        )
-        predicted = jnp.argmax(mlp(params, x[train:]), axis=1)
+    params, _ = network.init(jax.random.key(0))
+    (params, state), _ = jax.jit(lambda c: jax.lax.scan(body, c, indices))(
+        (params, opt.init(params))
+    )
+    predicted = jnp.argmax(network.predict(params, x[train:]), axis=1)
     assert int(state.taken) + int(state.refused) == len(indices)
     assert float(jnp.mean(predicted == y[train:])) >= 0.8

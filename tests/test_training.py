@@ -11,6 +11,7 @@ import proxlin
 from proxlin.bench import models
 
 BATCH = 128
+NETWORK = models.mlp((64,), 10, hidden=(128,))
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +23,10 @@ def digits():
     return (x[:train], y[:train]), (x[train:], y[train:])
 
 
-def train(opt, digits, epochs, sizes=(64, 128, 10)):
+def train(opt, digits, epochs, network=NETWORK):
     """Parameters and test accuracy after some epochs, in one compiled program."""
     (x, y), (x_test, y_test) = digits
-    params = jax.tree.map(
-        lambda w: w.astype(jnp.float32), models.init_mlp(jax.random.key(0), sizes)
-    )
+    params, _ = network.init(jax.random.key(0))
 
     def step(carry, rows):
         params, state = carry
@@ -39,20 +38,16 @@ def train(opt, digits, epochs, sizes=(64, 128, 10)):
         return jax.lax.scan(step, carry, rows)[0], None
 
     keys = jax.random.split(jax.random.key(1), epochs)
-    # plain functions as users write them add biases without a second thought for rank
-    with jax.numpy_rank_promotion("allow"):
-        (params, state), _ = jax.jit(lambda c: jax.lax.scan(epoch, c, keys))(
-            (params, opt.init(params))
-        )
-        accuracy = jnp.mean(jnp.argmax(models.mlp(params, x_test), axis=1) == y_test)
+    (params, state), _ = jax.jit(lambda c: jax.lax.scan(epoch, c, keys))((params, opt.init(params)))
+    accuracy = jnp.mean(jnp.argmax(network.predict(params, x_test), axis=1) == y_test)
     return params, state, float(accuracy)
 
 
 def test_sparse_network(digits):
     """At 80 % or more exact zeros among the weights, within 1 % of the dense network."""
-    dense = proxlin.prox_linear(models.mlp, proxlin.Logistic())
+    dense = proxlin.prox_linear(NETWORK.predict, proxlin.Logistic())
     sparse = proxlin.prox_linear(
-        models.mlp,
+        NETWORK.predict,
         proxlin.Logistic(),
         regularizer=proxlin.L1(1e-3, where=lambda path: path.endswith("w")),
     )
@@ -70,9 +65,10 @@ def test_sparse_network(digits):
 
 @pytest.mark.parametrize("loss", [proxlin.Hinge(), proxlin.Sparsemax()], ids=repr)
 def test_losses_that_are_not_smooth(digits, loss):
+    network = models.mlp((64,), 10)
     opt = proxlin.prox_linear(
-        models.mlp, loss, subproblem=proxlin.dual_convex, solver=proxlin.ProximalGradient(20)
+        network.predict, loss, subproblem=proxlin.dual_convex, solver=proxlin.ProximalGradient(20)
     )
-    _, state, accuracy = train(opt, digits, 8, sizes=(64, 64, 10))
+    _, state, accuracy = train(opt, digits, 8, network)
     assert accuracy >= 0.95
     assert float(state.info.gap) >= -1e-6

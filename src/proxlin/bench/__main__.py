@@ -1,0 +1,5 @@
+"""``python -m proxlin.bench`` is ``proxlin``."""
+
+from proxlin.bench import main
+
+main()

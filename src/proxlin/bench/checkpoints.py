@@ -1,0 +1,140 @@
+"""Checkpoints by Orbax, with a seal: a damaged one is noticed, and the one before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from proxlin.bench.errors import StorageError
+from proxlin.bench.storage import explained, write_atomically
+
+KEEP = 3
+
+
+class Restored(NamedTuple):
+    """A checkpoint that was read.
+
+    Attributes:
+        state: the pytree that was saved.
+        counters: the numbers saved with it.
+        damaged: newer checkpoints that could not be used.
+    """
+
+    state: Any
+    counters: dict[str, Any]
+    damaged: list[str]
+
+
+def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
+    """Saves a state; it counts from the moment its seal is written, after all of its files.
+
+    Args:
+        folder: of the checkpoints; the newest three are kept.
+        state: any pytree of arrays.
+        counters: numbers that belong to it, ``step`` among them.
+
+    Raises:
+        StorageError: if there is no room; earlier checkpoints stay as they are.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> save(folder, {"w": jnp.arange(3)}, {"step": 7})
+        >>> restored = restore(folder, {"w": jnp.zeros(3, int)})
+        >>> restored.state["w"], restored.counters["step"]
+        (Array([0, 1, 2], dtype=int32), 7)
+    """
+    import orbax.checkpoint as ocp
+
+    step = f"{counters['step']:010d}"
+    leaves = _leaves(state)
+    with explained(folder, size(state)):
+        folder.mkdir(parents=True, exist_ok=True)
+        _discard(folder, step)  # left behind without a seal, or damaged
+        for leftover in folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(leftover)
+        try:
+            with ocp.StandardCheckpointer() as checkpointer:
+                checkpointer.save((folder / step).absolute(), leaves)
+        except ValueError as error:  # what TensorStore makes of a disk that is full or read-only
+            raise OSError(str(error)) from error
+        seal = {"files": _sums(folder / step), "counters": dict(counters)}
+        write_atomically(folder / f"{step}.json", json.dumps(seal, indent=1))
+        for old in _steps(folder)[:-KEEP]:
+            _discard(folder, old)
+
+
+def restore(folder: pathlib.Path, like: Any) -> Restored | None:
+    """The newest state that is whole.
+
+    Args:
+        folder: of the checkpoints.
+        like: a pytree of the structure, shapes and dtypes that were saved.
+
+    Returns:
+        What was found, or None where there are no checkpoints.
+
+    Raises:
+        StorageError: if there are checkpoints, but each one is damaged.
+    """
+    import orbax.checkpoint as ocp
+
+    damaged: list[str] = []
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), _leaves(like))
+    for step in reversed(_steps(folder)):
+        try:
+            seal = json.loads((folder / f"{step}.json").read_text(encoding="utf-8"))
+            if seal["files"] != _sums(folder / step):
+                raise ValueError("its files are not those that were written")
+            with ocp.StandardCheckpointer() as checkpointer:
+                leaves = checkpointer.restore((folder / step).absolute(), target)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            damaged.append(f"{folder / step}: {error}")
+            continue
+        return Restored(_fill(like, leaves), seal["counters"], damaged)
+    if damaged:
+        raise StorageError(
+            "no checkpoint can be used: " + "; ".join(damaged) + ". Delete the run to start again"
+        )
+    return None
+
+
+def size(state: Any) -> int:
+    """Bytes of a state."""
+    return sum(np.dtype(x.dtype).itemsize * x.size for x in jax.tree.leaves(state))
+
+
+def _leaves(state: Any) -> dict[str, Any]:
+    """The arrays by number: states are of many types, and Orbax cannot save empty arrays."""
+    leaves = enumerate(jax.tree.leaves(state))
+    return {f"{i:05d}": x for i, x in leaves if x.size > 0}
+
+
+def _fill(like: Any, leaves: Mapping[str, Any]) -> Any:
+    flat, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, [leaves.get(f"{i:05d}", x) for i, x in enumerate(flat)])
+
+
+def _steps(folder: pathlib.Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.json"))
+
+
+def _sums(folder: pathlib.Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _discard(folder: pathlib.Path, step: str) -> None:
+    """The seal first, so that what is half deleted does not count."""
+    (folder / f"{step}.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / step, ignore_errors=True)

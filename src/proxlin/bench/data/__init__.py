@@ -1,0 +1,75 @@
+"""Datasets: what to train and test on, read without trust and never downloaded unasked.
+
+The order of the examples is a pure function of the seed, the epoch and the step, so that a run can
+go on in the middle of an epoch, and all methods see the same batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable
+
+from proxlin.bench.data import catalogue, images, places, readers
+from proxlin.bench.data.catalogue import Source
+from proxlin.bench.data.datasets import Arrays, Batch, Dataset, Split
+from proxlin.bench.data.fetch import Progress, fetch
+from proxlin.bench.data.files import Fault
+from proxlin.bench.data.verify import FileState, verify
+from proxlin.bench.errors import DataError, UsageError
+
+__all__ = [
+    "DATASETS",
+    "Arrays",
+    "Batch",
+    "Dataset",
+    "FileState",
+    "Progress",
+    "Split",
+    "fetch",
+    "load",
+    "verify",
+]
+
+
+def load(name: str, data_dir: pathlib.Path | None = None) -> Dataset:
+    """A dataset, from the files that are there.
+
+    Args:
+        name: one of :data:`DATASETS`.
+        data_dir: the folder with all datasets, or with the files of this one; by default
+            ``PROXLIN_DATA``, or ``proxlin/data`` in the user's cache. The digits need none.
+
+    Raises:
+        UsageError: if there is no dataset of this name.
+        DataError: if a file is missing, truncated or altered, with what to do about it.
+
+    Example:
+        >>> digits = load("digits")
+        >>> len(digits.train), len(digits.test), digits.shape
+        (1347, 450, (8, 8, 1))
+    """
+    if name not in DATASETS:
+        raise UsageError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
+    return DATASETS[name](data_dir)
+
+
+def _from_files(
+    source: Source,
+    read: Callable[[Source, pathlib.Path], Dataset],
+    data_dir: pathlib.Path | None,
+) -> Dataset:
+    try:
+        return read(source, places.locate(source, data_dir))
+    except Fault as fault:
+        raise DataError(f"{fault}; `proxlin data fetch {source.name}` mends it") from fault
+
+
+DATASETS: dict[str, Callable[[pathlib.Path | None], Dataset]] = {
+    "digits": lambda data_dir: readers.load_digits(),
+    "mnist": functools.partial(_from_files, catalogue.MNIST, readers.load_mnist),
+    "fashion-mnist": functools.partial(_from_files, catalogue.FASHION_MNIST, readers.load_mnist),
+    "cifar10": functools.partial(_from_files, catalogue.CIFAR10, readers.load_cifar10),
+    "imagenet": images.load_imagenet,
+}
+"""Name -> loader, which takes the data folder."""

@@ -1,0 +1,144 @@
+"""What training sees of a dataset: two splits, and the way from raw examples to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
+
+from proxlin.bench.errors import UsageError
+
+Batch: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Raw inputs, such as pixels in uint8, and targets in int32."""
+
+Prepare: TypeAlias = Callable[[Array], Float[Array, "m ..."]]
+"""Raw inputs -> what the network takes, in float32; may be jitted."""
+
+
+class Split(Protocol):
+    """Examples to train on, or to test on."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """The full batches of one epoch; the ragged rest is left out.
+
+        Args:
+            seed: of the order.
+            epoch: which one: each has an order of its own.
+            batch_size: examples in a batch.
+            start: how many batches to leave out, at no cost, as if they had been taken before.
+
+        Returns:
+            Batches that are a pure function of the seed, the epoch and the step within it.
+
+        Raises:
+            UsageError: if there is no full batch, or ``start`` lies beyond the epoch.
+        """
+        ...
+
+    def batches(self, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Each example once, always in the same order, to evaluate; the last batch may be smaller.
+
+        Args:
+            batch_size: examples in a batch.
+            limit: the first so many examples only.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset.
+
+    Attributes:
+        name: as in :data:`proxlin.bench.data.DATASETS`.
+        description: for the record, and for titles: what was really used.
+        classes: how many.
+        shape: of one input after ``prepare``.
+        train: what to train on.
+        test: what to test on.
+        sha256: of the content that training sees; each loader says of what exactly.
+        prepare: raw inputs -> what the network takes.
+    """
+
+    name: str
+    description: str
+    classes: int
+    shape: tuple[int, ...]
+    train: Split
+    test: Split
+    sha256: str
+    prepare: Prepare
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """A split in memory.
+
+    Example:
+        >>> split = Arrays(np.arange(5, dtype=np.uint8), np.arange(5, dtype=np.int32))
+        >>> [len(targets) for _, targets in split.epoch(seed=0, epoch=0, batch_size=2)]
+        [2, 2]
+        >>> [targets.tolist() for _, targets in split.batches(2)]
+        [[0, 1], [2, 3], [4]]
+    """
+
+    inputs: Shaped[np.ndarray, "n ..."]
+    targets: Int[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def epoch(self, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """The full batches of one epoch; see :class:`Split`."""
+        for rows in epoch_rows(len(self), seed, epoch, batch_size, start):
+            yield self.inputs[rows], self.targets[rows]
+
+    def batches(self, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Each example once, in order; see :class:`Split`."""
+        stop = len(self) if limit is None else min(limit, len(self))
+        for i in range(0, stop, batch_size):
+            rows = slice(i, min(i + batch_size, stop))
+            yield self.inputs[rows], self.targets[rows]
+
+
+def epoch_rows(
+    n: int, seed: int, epoch: int, batch_size: int, start: int = 0
+) -> Int[np.ndarray, "steps b"]:
+    """Which of n examples are in which batch of an epoch, from batch ``start`` on.
+
+    The order comes from a counter-based generator with the key (seed, epoch), so that nothing has
+    to be remembered to go on in the middle of a run.
+
+    Example:
+        >>> epoch_rows(7, seed=0, epoch=0, batch_size=2).shape
+        (3, 2)
+        >>> bool((epoch_rows(7, 0, 0, 2, start=1) == epoch_rows(7, 0, 0, 2)[1:]).all())
+        True
+    """
+    if not 1 <= batch_size <= n:
+        raise UsageError(f"batch size {batch_size} for {n:,} examples: give one from 1 to {n:,}")
+    steps = n // batch_size
+    if not 0 <= start <= steps:
+        raise UsageError(
+            f"start at step {start} of an epoch of {steps}: give one from 0 to {steps}"
+        )
+    order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
+    return order[: steps * batch_size].reshape(steps, batch_size)[start:]
+
+
+def scaled(largest: int) -> Prepare:
+    """Pixels from 0 to ``largest``, scaled to [0, 1]."""
+    return lambda inputs: inputs.astype(jnp.float32) / largest
+
+
+def standardized(mean: Sequence[float], std: Sequence[float]) -> Prepare:
+    """Pixels from 0 to 255, scaled to [0, 1], less the mean of each channel, over its deviation."""
+    channel = lambda values: np.array(values, np.float32).reshape(1, 1, 1, -1)
+    center, scale = channel(mean), channel(std)
+    return lambda inputs: (inputs.astype(jnp.float32) / 255 - center) / scale

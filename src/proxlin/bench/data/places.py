@@ -1,0 +1,54 @@
+"""Where datasets lie."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from proxlin.bench.data.catalogue import Source
+from proxlin.bench.errors import DataError
+
+
+def root(data_dir: pathlib.Path | None = None) -> pathlib.Path:
+    """The folder with all datasets: as given, else ``PROXLIN_DATA``, else in the user's cache."""
+    if data_dir is not None:
+        return data_dir
+    if given := os.environ.get("PROXLIN_DATA"):
+        return pathlib.Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(cache, "proxlin", "data")
+
+
+def locate(source: Source, data_dir: pathlib.Path | None = None) -> pathlib.Path:
+    """The folder that holds a dataset: one of its name in the data folder, or this itself.
+
+    Raises:
+        DataError: if there is none, with what to run.
+    """
+    base = root(data_dir)
+    for folder in (base / source.name, base):
+        for place in (folder, folder / source.subfolder):
+            if holds(place, source):
+                return place
+    raise DataError(
+        f"{source.name} is neither in {base / source.name} nor in {base}: run `proxlin data fetch "
+        f"{source.name}`, or name the folder with {source.files[0].name} in it by --data-dir or "
+        "PROXLIN_DATA"
+    )
+
+
+def home(source: Source, data_dir: pathlib.Path | None = None) -> pathlib.Path:
+    """The folder of a dataset's own, to write to.
+
+    Never one of another name, where files of the same names may belong to another dataset.
+    """
+    base = root(data_dir)
+    folder = base if base.name == source.name else base / source.name
+    nested = folder / source.subfolder
+    return nested if holds(nested, source) else folder
+
+
+def holds(folder: pathlib.Path, source: Source) -> bool:
+    """Whether a folder holds any file of a dataset, packed or not."""
+    names = (known.name for known in source.files)
+    return any((folder / f"{name}{end}").is_file() for name in names for end in ("", ".gz"))

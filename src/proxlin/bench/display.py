@@ -1,0 +1,107 @@
+"""What the terminal shows while a run goes on: a bar with the time left, or plain lines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from proxlin.bench.records import Config
+from proxlin.bench.train import Watch
+
+
+class Bar(Watch):
+    """A bar for one run; one line for each evaluation where there is no terminal.
+
+    Args:
+        console: where to.
+        label: in front of it.
+    """
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._console, self._label = console, label
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._losses = ""
+
+    def started(self, config: Config, step: int, total: int) -> None:
+        """Shows the bar, from where a resumed run goes on."""
+        if not self._console.is_terminal:
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[losses]}", markup=False),
+        )
+        self._progress = Progress(*columns, console=self._console)
+        self._task = self._progress.add_task(self._label, total=total, completed=step, losses="")
+        self._progress.start()
+
+    def stepped(self, step: int, value: float) -> None:
+        """Moves the bar."""
+        if self._progress:
+            self._progress.update(self._task, completed=step)
+
+    def evaluated(self, line: Mapping[str, Any]) -> None:
+        """Shows the newest numbers."""
+        self._losses = summary(line)
+        if self._progress:
+            self._progress.update(self._task, losses=self._losses)
+        elif not self._console.is_terminal:
+            epoch = f"epoch {line['epoch']:.2f}, {line['seconds']:.1f} s"
+            self._console.print(
+                f"{self._label}: {epoch}, {self._losses}", soft_wrap=True, markup=False
+            )
+
+    def ended(self, status: str, message: str) -> None:
+        """Leaves a last line."""
+        if self._progress:
+            self._progress.stop()
+        if status != "finished":
+            text = f"{self._label}: {status}" + (f", {message}" if message else "")
+            self._console.print(text, soft_wrap=True, markup=False)
+
+
+@contextlib.contextmanager
+def downloads(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each file that arrives: ``progress(name, bytes so far, all bytes)``."""
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def advance(name: str, done: int, size: int) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=size)
+            progress.update(bars[name], completed=done)
+
+        yield advance
+
+
+def summary(line: Mapping[str, Any]) -> str:
+    """An evaluation in a few words.
+
+    Example:
+        >>> summary({"test_loss": 0.25, "test_accuracy": 0.975})
+        'test loss 0.25, test accuracy 97.5 %'
+    """
+    loss, accuracy = line["test_loss"], line["test_accuracy"]
+    text = "test loss not finite" if loss is None else f"test loss {loss:.4g}"
+    return text if accuracy is None else f"{text}, test accuracy {100 * accuracy:.1f} %"

@@ -1,0 +1,27 @@
+"""What the bench cannot go on with, and the exit code of the command line for it."""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """Something that the user can mend; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(BenchError):
+    """A name, an option or a file of the user's that cannot be used."""
+
+    exit_code = 2
+
+
+class DataError(BenchError):
+    """Data that is missing, truncated or altered; the message names the file."""
+
+    exit_code = 3
+
+
+class StorageError(BenchError):
+    """A folder that cannot be written, is in use, or holds damaged records."""
+
+    exit_code = 5

@@ -1,0 +1,264 @@
+"""Which runs go where: panels, curves, settings, and which setting is the best."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from proxlin.bench.errors import UsageError
+from proxlin.bench.figures.specs import (
+    FIGURES,
+    STYLES,
+    Spec,
+    describe,
+    describe_options,
+    value_of,
+)
+from proxlin.bench.records import Run
+
+Numbers = Float[np.ndarray, " points"]
+
+_ENDS = {"oom": "out of memory"}  # where a status does not speak for itself
+
+
+class Band(NamedTuple):
+    """A curve: the median over the seeds, and their range."""
+
+    x: Numbers
+    median: Numbers
+    low: Numbers
+    high: Numbers
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in their seeds only.
+
+    Attributes:
+        runs: one run for each seed, in their order.
+    """
+
+    runs: tuple[Run, ...]
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.runs[0].config["method"]
+
+    def label(self, *first: str) -> str:
+        """Method and options, ``first`` ones first, and what went wrong.
+
+        Args:
+            *first: keys to be named before the other options.
+
+        Returns:
+            The text for a legend, such as ``"SPL, γ = 1, τ = 2 (diverged)"``.
+        """
+        parts = [STYLES[self.method].label, describe_options(self.runs[0], first)]
+        note = self.trouble or self.cut
+        return ", ".join(filter(None, parts)) + (f" ({note})" if note else "")
+
+    @functools.cached_property
+    def trouble(self) -> str:
+        """What went wrong: ``"diverged"``, ``"out of memory"``, ...; empty if nothing did."""
+        troubles = [trouble for run in self.runs if (trouble := trouble_of(run))]
+        if not troubles:
+            return ""
+        words = " and ".join(dict.fromkeys(troubles))
+        if len(troubles) == len(self.runs):
+            return words
+        return f"{words}: {len(troubles)} of {len(self.runs)} seeds"
+
+    @property
+    def cut(self) -> str:
+        """``"first N steps"`` if steps or seconds were limited to less than all epochs."""
+        last = [run.metrics[-1] for run in self.runs if run.metrics]
+        epochs = self.runs[0].config["epochs"]
+        if not last or all(line["epoch"] >= epochs for line in last):
+            return ""
+        return f"first {min(line['step'] for line in last)} steps"
+
+    def final(self, name: str) -> float | None:
+        """Median over the seeds of a metric's last value; None if no seed has one."""
+        last = [run.metrics[-1].get(name) for run in self.runs if run.metrics]
+        values = [value for value in last if value is not None]
+        return float(np.median(values)) if values else None
+
+    @property
+    def rank(self) -> tuple[bool, float, float, str]:
+        """Sorts settings: by final test accuracy, highest first, the median over the seeds.
+
+        Equal ones, and those of tasks without classes, are sorted by final test loss, lowest
+        first. Settings of which a seed diverged or did not finish come last.
+        """
+        accuracy, loss = self.final("test_accuracy"), self.final("test_loss")
+        return (
+            bool(self.trouble),
+            math.inf if accuracy is None else -accuracy,
+            math.inf if loss is None else loss,
+            self.label(),
+        )
+
+    def band(self, metric: str, across: str) -> Band:
+        """A metric against epochs or seconds, as far as all seeds have finite numbers.
+
+        Seconds are sums of medians over the seeds, which one run on a busy machine cannot move.
+        """
+        count = min(_sound(run.metrics, metric) for run in self.runs)
+        pick = lambda name: np.array(
+            [[line[name] for line in run.metrics[:count]] for run in self.runs], dtype=float
+        )
+        y = pick(metric)
+        start = np.zeros((len(y), 1))
+        x = np.cumsum(np.median(np.diff(pick(across), axis=1, prepend=start), axis=0))
+        return Band(x, np.median(y, axis=0), y.min(axis=0), y.max(axis=0))
+
+
+class Curve(NamedTuple):
+    """The settings to choose from, the best one first."""
+
+    key: tuple[Any, ...]
+    settings: tuple[Setting, ...]
+
+
+class Panel(NamedTuple):
+    """The curves of one panel."""
+
+    key: tuple[Any, ...]
+    curves: tuple[Curve, ...]
+
+    @property
+    def settings(self) -> list[Setting]:
+        """All settings of all curves."""
+        return [setting for curve in self.curves for setting in curve.settings]
+
+
+def trouble_of(run: Run) -> str:
+    """What went wrong with a run; empty if nothing did.
+
+    A run has diverged as well if its training loss is above the first one at the end.
+    """
+    if run.status not in ("finished", "budget"):
+        return _ENDS.get(run.status, run.status)
+    losses = [line["train_loss"] for line in run.metrics]
+    sound = losses and None not in (losses[0], losses[-1]) and losses[-1] <= losses[0]
+    return "" if sound else "diverged"
+
+
+def spec_of(name: str) -> Spec:
+    """The figure of this name.
+
+    Raises:
+        UsageError: if there is none; the message lists the names.
+    """
+    if name not in FIGURES:
+        raise UsageError(f"there is no figure {name!r}; choose one of {', '.join(FIGURES)}")
+    return FIGURES[name]
+
+
+def select(name: str, runs: Iterable[Run]) -> list[Panel]:
+    """Sorts runs into the panels of a figure, their curves, and settings from best to worst.
+
+    Args:
+        name: a key of :data:`FIGURES`.
+        runs: in any order; those that the figure does not show are left out.
+
+    Returns:
+        The panels; settings are sorted by :attr:`Setting.rank`.
+
+    Raises:
+        UsageError: if there is no such figure, or no run for it.
+    """
+    spec = spec_of(name)
+    shown = [run for run in runs if spec.matches(run)]
+    if not shown:
+        raise UsageError(
+            f"there are no runs for the figure {name}; it shows {', '.join(spec.methods)}: "
+            "run its sweep first"
+        )
+    panels = _group(shown, spec.panel_keys, spec.panels)
+    return [Panel(key, _curves(members, spec)) for key, members in panels]
+
+
+def missing(name: str, panels: Sequence[Panel]) -> list[str]:
+    """Panels and curves of a figure that have no runs.
+
+    Args:
+        name: a key of :data:`FIGURES`.
+        panels: what :func:`select` made of its runs.
+
+    Returns:
+        One text for each: panels that the paper has, curves that it or another panel has.
+    """
+    spec = spec_of(name)
+    absent = []
+    if spec.panels:
+        for prefix in dict.fromkeys(panel.key[:-1] for panel in panels):
+            there = {panel.key[-1] for panel in panels if panel.key[:-1] == prefix}
+            keys = [(*prefix, value) for value in spec.panels if value not in there]
+            absent += [panel_title(spec, key, panels) for key in keys]
+    expected = [(value,) for value in spec.curves]
+    curves = dict.fromkeys([*expected, *(curve.key for panel in panels for curve in panel.curves)])
+    for panel in panels:
+        there = {curve.key for curve in panel.curves}
+        where = panel_title(spec, panel.key, panels)
+        for key in (key for key in curves if key not in there):
+            what = ", ".join(map(describe, spec.curve_by, key))
+            absent.append(f"{what} ({where})" if where else what)
+    return absent
+
+
+def panel_title(spec: Spec, key: tuple[Any, ...], panels: Sequence[Panel]) -> str:
+    """Names a panel by what the title of the figure does not say of it."""
+    varies = [len({panel.key[i] for panel in panels}) > 1 for i in range(len(key))]
+    parts = [
+        describe(name, value)
+        for name, value, various in zip(spec.panel_keys, key, varies, strict=True)
+        if various or name not in ("task", "batch_size")
+    ]
+    return ", ".join(parts)
+
+
+def _curves(runs: Sequence[Run], spec: Spec) -> tuple[Curve, ...]:
+    return tuple(
+        Curve(key, _settings(members)) for key, members in _group(runs, spec.curve_by, spec.curves)
+    )
+
+
+def _settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
+    seedless = lambda run: json.dumps({**run.config, "seed": None}, sort_keys=True)
+    settings = [
+        Setting(tuple(sorted(members, key=lambda run: run.config["seed"])))
+        for members in _gather(runs, seedless).values()
+    ]
+    return tuple(sorted(settings, key=lambda setting: setting.rank))
+
+
+def _group(
+    runs: Sequence[Run], keys: tuple[str, ...], order: tuple[Any, ...]
+) -> list[tuple[tuple[Any, ...], list[Run]]]:
+    """Runs by the values of keys: those in ``order`` first and in its order, then sorted."""
+    groups = _gather(runs, lambda run: tuple(value_of(run, key) for key in keys))
+    place = lambda value: order.index(value) if value in order else len(order)
+    sort = lambda value: (place(value), value is None, 0 if value is None else value)
+    return sorted(groups.items(), key=lambda item: [sort(value) for value in item[0]])
+
+
+def _gather(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
+
+
+def _sound(metrics: Sequence[dict[str, Any]], name: str) -> int:
+    """How many lines there are before a number is missing."""
+    broken = (i for i, line in enumerate(metrics) if None in (line["train_loss"], line[name]))
+    return next(broken, len(metrics))

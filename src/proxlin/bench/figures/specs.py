@@ -1,0 +1,198 @@
+"""What each figure of the paper shows, and how methods and options are named and coloured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from proxlin.bench import methods
+from proxlin.bench.records import Run
+
+
+class Style(NamedTuple):
+    """How a method is named and drawn: the same in all figures."""
+
+    label: str
+    color: str
+    dashes: str = "--"  # of gradient methods; others differ in more than their colour
+
+
+# The colours of Okabe and Ito, and three of Tol's, can be told apart by colour-blind readers.
+BLUE = "#0072B2"
+STYLES: dict[str, Style] = {
+    "spl": Style("SPL", BLUE, "-"),
+    "armijo-spl": Style("Armijo SPL", "#000000", ":"),  # SPL is seen where both are the same
+    "model-step": Style("SPL with model step", "#332288", "-"),
+    "trust-region": Style("SPL with trust region", "#882255", "-"),
+    "spl-sgd": Style("prox-linear SGD", BLUE, "-"),
+    "spl-momentum": Style("prox-linear momentum", BLUE, "-"),
+    "spl-adam": Style("prox-linear Adam", BLUE, "-"),
+    "spl-adafactor": Style("prox-linear AdaFactor", BLUE, "-"),
+    "sgd": Style("SGD", "#E69F00"),
+    "momentum": Style("Momentum", "#D55E00"),
+    "adam": Style("Adam", "#009E73"),
+    "adafactor": Style("AdaFactor", "#CC79A7"),
+    "muon": Style("Muon", "#999933"),
+    "lbfgs": Style("L-BFGS", "#7F7F7F"),
+    "shampoo": Style("Shampoo", "#56B4E9", "-."),
+    "kfac": Style("KFAC", "#8C510A", "-."),
+}
+OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
+PLAIN = tuple(name for name in STYLES if not name.startswith("spl-"))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a figure sorts runs: into panels, each into curves, each into settings to choose from.
+
+    Tasks and batch sizes have panels of their own in every figure, unless they tell curves apart:
+    runs that differ in them are not to be chosen from.
+
+    Attributes:
+        title: what the figure shows.
+        methods: whose runs it shows; runs of others are left out.
+        panel_by: keys whose values tell panels apart, see :func:`value_of`.
+        curve_by: keys whose values tell the curves of a panel apart.
+        panels: values of the last key of ``panel_by`` that the paper has. The caption says which
+            of them have no runs.
+        curves: values of the last key of ``curve_by`` that the paper has in each panel, likewise.
+        across: the horizontal axes.
+        metrics: the vertical axes.
+    """
+
+    title: str
+    methods: tuple[str, ...]
+    panel_by: tuple[str, ...] = ()
+    curve_by: tuple[str, ...] = ()
+    panels: tuple[Any, ...] = ()
+    curves: tuple[Any, ...] = ()
+    across: tuple[str, ...] = ("epoch", "seconds")
+    metrics: tuple[str, ...] = ("train_loss", "test_accuracy")
+
+    def matches(self, run: Run) -> bool:
+        """Whether the figure shows this run."""
+        return run.config["method"] in self.methods
+
+    @property
+    def panel_keys(self) -> tuple[str, ...]:
+        """All keys whose values tell panels apart."""
+        keys = dict.fromkeys(("task", "batch_size", *self.panel_by))
+        return tuple(key for key in keys if key not in self.curve_by)
+
+    @property
+    def named_by(self) -> tuple[str, ...]:
+        """The keys that a legend has to name, because the names of methods do not say them."""
+        return tuple(key for key in self.curve_by if key not in ("method", "direction"))
+
+
+def _cnn(depth: str) -> Spec:
+    methods = ("spl", "armijo-spl", "sgd", "momentum", "adam", "shampoo", "kfac")
+    return Spec(f"{depth} CNN", methods, ("batch_size",), ("method",), curves=methods)
+
+
+FIGURES: dict[str, Spec] = {
+    "drop-in": Spec(
+        "Prox-linear directions in the place of gradients",
+        tuple(prefix + name for name in OPTIMIZERS for prefix in ("", "spl-")),
+        panel_by=("optimizer",),
+        curve_by=("direction",),
+        panels=OPTIMIZERS,
+        curves=("gradient", "prox-linear"),
+    ),
+    "primal-vs-dual": Spec(
+        "Directions by the dual and by the primal",
+        ("armijo-spl",),
+        curve_by=("subproblem",),
+        curves=("dual", "primal"),
+    ),
+    "stepsize": Spec(
+        "Robustness to the stepsize, γ for SPL",
+        ("spl", *OPTIMIZERS),
+        panel_by=("method",),
+        panels=("spl", *OPTIMIZERS),
+    ),
+    "inner-iterations": Spec(
+        "Robustness to the number τ of inner iterations", ("armijo-spl",), curve_by=("inner",)
+    ),
+    "batch-size": Spec("Robustness to the batch size", ("armijo-spl",), curve_by=("batch_size",)),
+    "comparison": Spec(
+        "Comparison with existing algorithms",
+        PLAIN,
+        curve_by=("method",),
+        curves=("spl", "armijo-spl", *OPTIMIZERS),
+    ),
+    "inner-by-batch": Spec(
+        "Inner iterations τ across batch sizes, without line search",
+        ("spl",),
+        panel_by=("batch_size",),
+        curve_by=("inner",),
+    ),
+    "resnet-imagenet": Spec(
+        "Residual networks",
+        ("spl", "armijo-spl", "sgd", "momentum", "adam"),
+        panel_by=("task", "batch_size"),
+        curve_by=("method",),
+        curves=("spl", "armijo-spl", "sgd", "momentum", "adam"),
+    ),
+    "cnn-short": _cnn("Short"),
+    "cnn-medium": _cnn("Medium"),
+    "cnn-long": _cnn("Long"),
+}
+
+
+def value_of(run: Run, key: str) -> Any:
+    """What a run has for a key of a :class:`Spec`.
+
+    Args:
+        run: the run.
+        key: ``"task"``, ``"method"``, ``"batch_size"``; ``"optimizer"`` and ``"direction"``, the
+            two parts of a name such as ``"spl-adam"``; or an option of the method.
+
+    Returns:
+        The value, None for an option that the method does not have.
+    """
+    method = run.config["method"]
+    if key == "optimizer":
+        return method.removeprefix("spl-")
+    if key == "direction":
+        return "prox-linear" if method.startswith("spl-") else "gradient"
+    return run.config[key] if key in run.config else run.config["options"].get(key)
+
+
+def describe(key: str, value: Any) -> str:
+    """A value in the words of the paper.
+
+    Example:
+        >>> describe("inner", 2), describe("stepsize", 1e-2), describe("method", "armijo-spl")
+        ('τ = 2', 'stepsize 0.01', 'Armijo SPL')
+    """
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if key in ("method", "optimizer") and value in STYLES:
+        return STYLES[value].label
+    words = {
+        "gamma": f"γ = {text}",
+        "inner": f"τ = {text}",
+        "stepsize": f"stepsize {text}",
+        "batch_size": f"batch size {text}",
+        "curvature_size": f"curvature of {text} examples",
+    }
+    bare = ("task", "subproblem", "direction")
+    return words.get(key, text if key in bare else f"{key} = {text}")
+
+
+def describe_options(run: Run, first: tuple[str, ...] = ()) -> str:
+    """The paper's options of a run, and others that differ from the defaults.
+
+    Args:
+        run: the run.
+        first: keys to be named before all.
+
+    Returns:
+        A text such as ``"γ = 1, τ = 2"``.
+    """
+    defaults = methods.options_of(run.config["method"])
+    options = run.config["options"]
+    changed = [key for key in options if key in defaults and options[key] != defaults[key].default]
+    named = [key for key in ("stepsize", "gamma", "inner") if key in options]
+    keys = dict.fromkeys([*first, *named, *changed])
+    return ", ".join(describe(key, value_of(run, key)) for key in keys)

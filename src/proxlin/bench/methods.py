@@ -1,0 +1,362 @@
+"""The methods by name: ours, Optax's, and the rivals of the paper.
+
+A method is a function of a task and of options with defaults; it returns a :class:`Trainer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+from jaxtyping import Array, Float
+
+import proxlin
+from proxlin.bench.errors import UsageError
+from proxlin.bench.rivals.shampoo import shampoo as shampoo_of
+from proxlin.bench.tasks import Task
+from proxlin.optimizer import ProxLinearState
+from proxlin.solvers import Status
+from proxlin.steps import StepRule
+
+SUBPROBLEMS = {"dual": proxlin.dual_quadratic, "primal": proxlin.primal_quadratic}
+
+
+class Report(NamedTuple):
+    """What a step tells, as scalars; NaN where a method has no such number.
+
+    Attributes:
+        value: the loss of the batch before the step.
+        jvps: Jacobian-vector products.
+        vjps: vector-Jacobian products.
+        eta: the stepsize found by a step rule.
+        gamma: the regularization of the subproblem.
+        residual: of the inner solver, before its last step.
+        refused: whether the parameters stayed as they were.
+        finite: whether all that was computed is finite.
+    """
+
+    value: Array
+    jvps: Array
+    vjps: Array
+    eta: Array
+    gamma: Array
+    residual: Array
+    refused: Array
+    finite: Array
+
+
+class Step(Protocol):
+    """``(params, stats, state, inputs, targets) -> (params, stats, state, report)``."""
+
+    def __call__(
+        self, params: Any, stats: Any, state: Any, inputs: Any, targets: Any
+    ) -> tuple[Any, Any, Any, Report]:
+        """One step."""
+        ...
+
+
+class Trainer(NamedTuple):
+    """A method at work on a task: pure functions, and a state that is a pytree of arrays."""
+
+    init: Callable[[Any, Any], Any]  # (params, stats) -> state
+    step: Step
+
+
+# ---- ours --------------------------------------------------------------------------------------
+
+
+def spl(
+    task: Task,
+    *,
+    gamma: float = 1.0,
+    inner: int = 2,
+    subproblem: str = "dual",
+    curvature_size: int | None = None,
+) -> Trainer:
+    """Stochastic prox-linear steps of fixed gamma."""
+    return _rule(task, proxlin.Fixed(gamma), inner, subproblem, curvature_size)
+
+
+def armijo_spl(
+    task: Task,
+    *,
+    gamma: float = 1.0,
+    inner: int = 2,
+    subproblem: str = "dual",
+    curvature_size: int | None = None,
+) -> Trainer:
+    """Prox-linear steps whose length is found by Armijo's rule."""
+    return _rule(task, proxlin.Armijo(gamma), inner, subproblem, curvature_size)
+
+
+def model_step(
+    task: Task,
+    *,
+    gamma: float = 1.0,
+    inner: int = 2,
+    subproblem: str = "dual",
+    curvature_size: int | None = None,
+) -> Trainer:
+    """Prox-linear steps whose length minimises the convex model."""
+    return _rule(task, proxlin.ModelStep(gamma), inner, subproblem, curvature_size)
+
+
+def trust_region(
+    task: Task,
+    *,
+    gamma: float = 1.0,
+    inner: int = 2,
+    subproblem: str = "dual",
+    curvature_size: int | None = None,
+) -> Trainer:
+    """Prox-linear steps whose gamma follows the ratio of actual and predicted decrease."""
+    return _rule(task, proxlin.TrustRegion(gamma), inner, subproblem, curvature_size)
+
+
+def _inside(
+    optimizer: Callable[[float], optax.GradientTransformation], stepsize: float, name: str
+) -> Callable[..., Trainer]:
+    """The prox-linear direction in the place of the gradient of an Optax optimizer."""
+
+    def method(
+        task: Task,
+        *,
+        stepsize: float = stepsize,
+        gamma: float = 1.0,
+        inner: int = 2,
+        subproblem: str = "dual",
+    ) -> Trainer:
+        options = _options(inner, subproblem, None)
+        return _prox_linear(
+            task,
+            proxlin.direction_as_gradient(
+                task.network.apply,
+                task.loss,
+                optimizer(stepsize),
+                gamma=gamma,
+                init_aux=(),
+                has_aux=True,
+                **options,
+            ),
+        )
+
+    method.__doc__ = f"{name} on the prox-linear direction instead of the gradient."
+    return method
+
+
+def _rule(
+    task: Task, rule: StepRule, inner: int, subproblem: str, curvature_size: int | None
+) -> Trainer:
+    options = _options(inner, subproblem, curvature_size)
+    return _prox_linear(
+        task,
+        proxlin.prox_linear(
+            task.network.apply, task.loss, step=rule, init_aux=(), has_aux=True, **options
+        ),
+    )
+
+
+def _options(inner: int, subproblem: str, curvature_size: int | None) -> dict[str, Any]:
+    if subproblem not in SUBPROBLEMS:
+        raise UsageError(f"subproblem is {subproblem!r}; it must be one of {list(SUBPROBLEMS)}")
+    return {
+        "subproblem": SUBPROBLEMS[subproblem],
+        "solver": proxlin.CG(inner),
+        "curvature_size": curvature_size,
+    }
+
+
+def _prox_linear(task: Task, optimizer: optax.GradientTransformationExtraArgs) -> Trainer:
+    def init(params: Any, stats: Any) -> ProxLinearState:
+        return optimizer.init(params)._replace(aux=stats)
+
+    @jax.jit
+    def step(params: Any, stats: Any, state: Any, inputs: Any, targets: Any) -> Any:
+        updates, new = optimizer.update(
+            None,
+            state,
+            params,
+            inputs=task.dataset.prepare(inputs),
+            targets=targets,
+            args=(stats,),
+        )
+        report = Report(
+            value=new.info.value,
+            jvps=new.info.jvps,
+            vjps=new.info.vjps,
+            eta=new.eta,
+            gamma=state.gamma if new.gamma is None else new.gamma,
+            residual=new.info.residual,
+            refused=new.refused > state.refused,
+            finite=new.info.status != Status.NON_FINITE,
+        )
+        return optax.apply_updates(params, updates), new.aux, new, report
+
+    return Trainer(init, step)
+
+
+# ---- gradients ---------------------------------------------------------------------------------
+
+
+def _gradient(
+    optimizer: Callable[[float], optax.GradientTransformation], stepsize: float, name: str
+) -> Callable[..., Trainer]:
+    def method(task: Task, *, stepsize: float = stepsize) -> Trainer:
+        return _optax(task, optimizer(stepsize))
+
+    method.__doc__ = f"{name} of Optax."
+    return method
+
+
+def lbfgs(task: Task, *, memory: int = 10) -> Trainer:
+    """L-BFGS of Optax with its zoom line search on the batch."""
+    return _optax(task, optax.lbfgs(memory_size=memory))
+
+
+def shampoo(task: Task, *, stepsize: float = 0.1, block_size: int = 256) -> Trainer:
+    """Shampoo with blocked preconditioners and momentum 0.9."""
+    return _optax(task, shampoo_of(stepsize, block_size=block_size))
+
+
+def kfac(task: Task, *, stepsize: float = 0.01, damping: float = 1e-3) -> Trainer:
+    """KFAC of kfac-jax with momentum 0.9; needs the environment of `make rivals`."""
+    from proxlin.bench.rivals import kfac as rival
+
+    inner = rival.kfac(
+        task.network, task.loss, task.dataset.shape, stepsize=stepsize, damping=damping
+    )
+    prepare = jax.jit(task.dataset.prepare)
+
+    def step(params: Any, stats: Any, state: Any, inputs: Any, targets: Any) -> Any:
+        found = inner.step(params, stats, state, prepare(inputs), jnp.asarray(targets))
+        return (*found[:3], _report(found[3]["value"], jnp.isfinite(found[3]["value"])))
+
+    return Trainer(inner.init, step)
+
+
+def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
+    """Gradient steps; one that is not finite is refused, as all methods here refuse it."""
+    extended = optax.with_extra_args_support(optimizer)
+
+    @jax.jit
+    def step(params: Any, stats: Any, state: Any, inputs: Any, targets: Any) -> Any:
+        inputs = task.dataset.prepare(inputs)
+
+        def objective(params: Any) -> tuple[Float[Array, ""], Any]:
+            outputs, new_stats = task.network.apply(params, inputs, stats)
+            return jnp.mean(task.loss.value(outputs, targets)), new_stats
+
+        (value, new_stats), grad = jax.value_and_grad(objective, has_aux=True)(params)
+        updates, new_state = extended.update(
+            grad, state, params, value=value, grad=grad, value_fn=lambda w: objective(w)[0]
+        )
+        finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(updates))
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        new = keep(
+            (optax.apply_updates(params, updates), new_stats, new_state), (params, stats, state)
+        )
+        return (*new, _report(value, finite))
+
+    return Trainer(lambda params, stats: extended.init(params), step)
+
+
+def _report(value: Array, finite: Array) -> Report:
+    none, nan = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
+    return Report(value, none, none + 1, nan, nan, nan, ~finite, finite)
+
+
+# ---- by name -----------------------------------------------------------------------------------
+
+_momentum = lambda stepsize: optax.sgd(stepsize, momentum=0.9)
+
+METHODS: Mapping[str, Callable[..., Trainer]] = {
+    "spl": spl,
+    "armijo-spl": armijo_spl,
+    "model-step": model_step,
+    "trust-region": trust_region,
+    "spl-sgd": _inside(optax.sgd, 1.0, "SGD"),
+    "spl-momentum": _inside(_momentum, 0.1, "SGD with momentum 0.9"),
+    "spl-adam": _inside(optax.adam, 1e-3, "Adam"),
+    "spl-adafactor": _inside(optax.adafactor, 1e-2, "AdaFactor"),
+    "sgd": _gradient(optax.sgd, 0.1, "SGD"),
+    "momentum": _gradient(_momentum, 0.01, "SGD with momentum 0.9"),
+    "adam": _gradient(optax.adam, 1e-3, "Adam"),
+    "adafactor": _gradient(optax.adafactor, 1e-2, "AdaFactor"),
+    "muon": _gradient(optax.contrib.muon, 1e-2, "Muon"),
+    "lbfgs": lbfgs,
+    "shampoo": shampoo,
+    "kfac": kfac,
+}
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a method with their types and defaults.
+
+    Raises:
+        UsageError: for an unknown name.
+
+    Example:
+        >>> {key: option.default for key, option in options_of("adam").items()}
+        {'stepsize': 0.001}
+    """
+    if name not in METHODS:
+        raise UsageError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
+    # evaluated, because `from __future__ import annotations` leaves strings
+    signature = inspect.signature(METHODS[name], eval_str=True)
+    return {key: p for key, p in signature.parameters.items() if key != "task"}
+
+
+def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a method: those given, checked, and the defaults of the rest.
+
+    Args:
+        name: of the method.
+        given: options by name; words, as a command line has them, are read as numbers.
+
+    Raises:
+        UsageError: for an option that the method does not have or a value of the wrong type.
+
+    Example:
+        >>> complete("spl", {"gamma": "0.1"})["gamma"]
+        0.1
+    """
+    known = options_of(name)
+    for key in given:
+        if key not in known:
+            raise UsageError(f"method {name!r} has no option {key!r}; it has {', '.join(known)}")
+    return {key: _read(name, p, given.get(key, p.default)) for key, p in known.items()}
+
+
+def build(name: str, task: Task, options: Mapping[str, Any]) -> Trainer:
+    """A method at work on a task."""
+    return _build(name, task, tuple(complete(name, options).items()))
+
+
+@functools.lru_cache(maxsize=1)  # runs that differ in their seeds share what is compiled
+def _build(name: str, task: Task, options: tuple[tuple[str, Any], ...]) -> Trainer:
+    return METHODS[name](task, **dict(options))
+
+
+def _read(method: str, option: inspect.Parameter, value: Any) -> Any:
+    union = isinstance(option.annotation, types.UnionType)
+    kinds = typing.get_args(option.annotation) if union else (option.annotation,)
+    if value is None or value == "none":
+        if types.NoneType in kinds:
+            return None
+    else:
+        try:
+            return kinds[0](value)
+        except (TypeError, ValueError):
+            pass
+    raise UsageError(
+        f"option {option.name} of method {method!r} must be of type {kinds[0].__name__}, "
+        f"got {value!r}"
+    )

@@ -1,0 +1,186 @@
+"""One folder per run: ``run.json`` says what was run and where, ``metrics.jsonl`` what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from proxlin.bench.errors import StorageError, UsageError
+from proxlin.bench.storage import explained, write_atomically
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What determines a run: equal configurations give equal numbers on equal machines.
+
+    Attributes:
+        task: name of the task, see :mod:`proxlin.bench.tasks`.
+        method: name of the method, see :mod:`proxlin.bench.methods`.
+        options: options of the method that differ from its defaults.
+        batch_size: examples in a batch; the ragged rest of an epoch is dropped.
+        epochs: passes over the training examples.
+        max_steps: ends the run earlier, for methods that are slow.
+        max_seconds: ends the run when its clock has run so long.
+        seed: of initialization and order.
+        evals_per_epoch: evaluations in each epoch, besides the one before the first step.
+        train_examples: training examples on which the training loss is evaluated.
+
+    Example:
+        >>> Config("digits-mlp", "spl", {"gamma": 0.1}).hash[:10]
+        '...'
+    """
+
+    task: str
+    method: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    batch_size: int = 128
+    epochs: float = 1.0
+    max_steps: int | None = None
+    max_seconds: float | None = None
+    seed: int = 0
+    evals_per_epoch: int = 1
+    train_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        # Sorted and with one type of number, so that equal configurations have equal hashes.
+        object.__setattr__(self, "options", dict(sorted(self.options.items())))
+        object.__setattr__(self, "epochs", float(self.epochs))
+        for name in ("batch_size", "epochs", "evals_per_epoch", "train_examples"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise UsageError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.seed < 0:
+            raise UsageError(f"seed must not be negative, got {self.seed}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as JSON has it."""
+        return dataclasses.asdict(self)
+
+    @property
+    def hash(self) -> str:
+        """The name of this configuration: sha256 of its canonical JSON."""
+        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def folder(self, root: pathlib.Path) -> pathlib.Path:
+        """Where its run lies below ``root``; a task from a file has its path's last part."""
+        task = self.task.replace("\\", "/").split("/")[-1].replace(":", "-")
+        return root / task / f"{self.method}-{self.hash[:10]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A record as it was read.
+
+    Attributes:
+        folder: where it lies.
+        meta: all of ``run.json``.
+        metrics: the lines of ``metrics.jsonl``.
+    """
+
+    folder: pathlib.Path
+    meta: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration, see :class:`Config`."""
+        return self.meta["config"]
+
+    @property
+    def status(self) -> str:
+        """How the run ended."""
+        return self.meta["status"]
+
+
+def write_run(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
+    """Writes ``run.json``, whole or not at all."""
+    text = json.dumps({"format": FORMAT, **meta}, indent=2, allow_nan=False)
+    write_atomically(folder / "run.json", text + "\n")
+
+
+def append_metrics(folder: pathlib.Path, line: Mapping[str, Any]) -> None:
+    """Appends one line to ``metrics.jsonl``; numbers that are not finite become null."""
+    text = json.dumps({key: finite_or_none(x) for key, x in line.items()}) + "\n"
+    with explained(folder, len(text)):
+        with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def finite_or_none(x: Any) -> Any:
+    """None in the place of what JSON cannot write."""
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def truncate_metrics(folder: pathlib.Path, step: int) -> None:
+    """Drops lines after ``step``, and a line that a crash tore: a resumed run writes them again."""
+    path = folder / "metrics.jsonl"
+    kept = [line for line in _lines(path) if line["step"] <= step]
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def load_run(folder: pathlib.Path) -> Run:
+    """Reads one record.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The run; a torn last line of a run that was killed is left out.
+
+    Raises:
+        StorageError: for a file that is broken; the message names it.
+    """
+    path = folder / "run.json"
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        complete = {"format", "config", "hash", "status", "task", "environment"} <= set(meta)
+    except (OSError, ValueError, TypeError) as error:
+        raise StorageError(
+            f"{path} cannot be read ({error}); delete the folder to run it again"
+        ) from error
+    if not complete or meta["format"] != FORMAT:
+        raise StorageError(
+            f"{path} is not a record of format {FORMAT}; delete the folder to run it again"
+        )
+    return Run(folder, meta, list(_lines(folder / "metrics.jsonl")))
+
+
+def load_runs(root: pathlib.Path) -> list[Run]:
+    """Reads every record below ``root``, in the order of their folders.
+
+    Raises:
+        UsageError: if there is none.
+        StorageError: for a file that is broken.
+    """
+    runs = [load_run(path.parent) for path in sorted(root.rglob("run.json"))]
+    if not runs:
+        raise UsageError(
+            f"there are no runs in {root}; `proxlin sweep` or `proxlin train` makes some"
+        )
+    return runs
+
+
+def _lines(path: pathlib.Path) -> Iterable[dict[str, Any]]:
+    """The lines of a file; a kill may have torn the last one, which is then left out."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield dict(json.loads(line))
+        except (ValueError, TypeError) as error:
+            if number == len(lines):
+                return
+            raise StorageError(f"line {number} of {path} is broken: {error}") from error

@@ -1,0 +1,1 @@
+"""Optimizers to compare with that Optax does not have."""

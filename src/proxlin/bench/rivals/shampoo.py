@@ -1,0 +1,192 @@
+r"""Shampoo (Gupta, Koren and Singer, 2018), which Optax does not have.
+
+Our own, because optax-shampoo, the package on PyPI, calls functions that JAX has removed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from proxlin.bench.errors import UsageError
+
+Blocks = Float[Array, "down across rows columns"]
+
+
+class ShampooState(NamedTuple):
+    """What Shampoo carries from one step to the next.
+
+    Attributes:
+        taken: steps taken so far.
+        moments: for each matrix, :math:`L` and :math:`R` of all its blocks; for each vector, its
+            squares.
+        roots: for each matrix, :math:`L^{-1/4}` and :math:`R^{-1/4}` as they were last computed.
+    """
+
+    taken: Int[Array, ""]
+    moments: PyTree[Array]
+    roots: PyTree[Array]
+
+
+def shampoo(
+    stepsize: float,
+    *,
+    momentum: float = 0.9,
+    block_size: int = 256,
+    root_every: int = 10,
+    decay: float | None = None,
+    epsilon: float = 1e-6,
+    graft: bool = True,
+) -> optax.GradientTransformation:
+    r"""Shampoo: gradients preconditioned from both sides.
+
+    .. math::
+        L \leftarrow L + G G^\top, \quad R \leftarrow R + G^\top G, \quad
+        U = L^{-1/4} G R^{-1/4}
+
+    for each gradient :math:`G` as a matrix, whose columns are the outputs of a layer: kernels of
+    convolutions have as many rows as pixels times inputs. Matrices are split into blocks, each
+    with its own :math:`L` and :math:`R`. Vectors, such as biases, get AdaGrad: their
+    :math:`L^{-1/2}` with :math:`L` reduced to its diagonal.
+
+    Args:
+        stepsize: the step along the preconditioned gradients.
+        momentum: of the heavy ball that they are added to.
+        block_size: the most rows or columns of a block.
+        root_every: how many steps the roots are kept.
+        decay: of an exponential moving average in the place of the sums; None for sums.
+        epsilon: what is added to :math:`L` and :math:`R`, relative to their largest eigenvalue.
+        graft: whether :math:`U` gets the norm of :math:`G`, so that stepsizes are those of SGD.
+
+    Returns:
+        An Optax transformation.
+
+    Raises:
+        UsageError: for sizes below one, or numbers out of their range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> scales = jnp.array([[1.0, 1e-2], [1e-1, 1e-3]])
+        >>> opt = shampoo(0.05, momentum=0.0, graft=False)
+        >>> w = jnp.ones((2, 2))
+        >>> state = opt.init(w)
+        >>> updates, state = opt.update(scales * w, state)
+        >>> updates.shape, bool(jnp.vdot(updates, scales * w) < 0)
+        ((2, 2), True)
+    """
+    if block_size < 1 or root_every < 1:
+        raise UsageError(
+            f"shampoo with block_size={block_size}, root_every={root_every}: both must be at least "
+            "one; the defaults are 256 and 10"
+        )
+    if (decay is not None and not 0 < decay < 1) or not epsilon > 0:
+        raise UsageError(
+            f"shampoo with decay={decay}, epsilon={epsilon}: decay must lie between 0 and 1, or be "
+            "None for sums, and epsilon must be positive"
+        )
+    return optax.chain(
+        _scale_by_shampoo(block_size, root_every, decay, epsilon, graft),
+        optax.trace(momentum),
+        optax.scale_by_learning_rate(stepsize),
+    )
+
+
+def _scale_by_shampoo(
+    block_size: int, root_every: int, decay: float | None, epsilon: float, graft: bool
+) -> optax.GradientTransformation:
+    def init(params: PyTree[Array]) -> ShampooState:
+        moments = jax.tree.map(lambda w: _second_moments(jnp.zeros_like(w), block_size), params)
+        # Replaced in the first step.
+        roots = jax.tree.map(lambda w, s: s if w.ndim > 1 else (), params, moments)
+        return ShampooState(jnp.zeros((), jnp.int32), moments, roots)
+
+    def update(
+        grads: PyTree[Array], state: ShampooState, params: Any = None
+    ) -> tuple[PyTree[Array], ShampooState]:
+        new = jax.tree.map(lambda g: _second_moments(g, block_size), grads)
+        taken = optax.safe_increment(state.taken)
+        if decay is None:
+            moments = mean = jax.tree.map(jnp.add, state.moments, new)
+        else:
+            moments = optax.tree.update_moment(new, state.moments, decay, order=1)
+            total = 1 - jnp.float32(decay) ** taken.astype(jnp.float32)  # of all weights so far
+            mean = jax.tree.map(lambda s: s / total.astype(s.dtype), moments)
+        roots = jax.lax.cond(
+            state.taken % jnp.int32(root_every) == 0,
+            lambda: jax.tree.map(lambda g, s: _roots(g, s, epsilon), grads, mean),
+            lambda: state.roots,
+        )
+
+        def precondition(g: Array, moments: Any, roots: Any) -> Array:
+            if g.ndim > 1:
+                left, right = roots
+                u = _join(left @ _split(g, block_size) @ right, g.shape)
+            else:
+                u = g * _power(moments, -1 / 2, epsilon)
+            return _with_norm_of(g, u) if graft else u
+
+        updates = jax.tree.map(precondition, grads, mean, roots)
+        return updates, ShampooState(taken, moments, roots)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _second_moments(g: Array, block_size: int) -> Any:
+    r""":math:`G G^\top` and :math:`G^\top G` of the blocks of a matrix; the squares of a vector."""
+    if g.ndim < 2:
+        return g * g
+    blocks = _split(g, block_size)
+    transposed = blocks.swapaxes(-1, -2)
+    return blocks @ transposed, transposed @ blocks
+
+
+def _roots(g: Array, moments: Any, epsilon: float) -> Any:
+    return tuple(_inverse_fourth_root(s, epsilon) for s in moments) if g.ndim > 1 else ()
+
+
+def _inverse_fourth_root(
+    matrices: Float[Array, "*blocks n n"], epsilon: float
+) -> Float[Array, "*blocks n n"]:
+    eigenvalues, vectors = jnp.linalg.eigh(matrices)
+    powers = _power(jnp.maximum(eigenvalues, 0), -1 / 4, epsilon)
+    return (vectors * powers[..., None, :]) @ vectors.swapaxes(-1, -2)
+
+
+def _power(x: Float[Array, "*n"], exponent: float, epsilon: float) -> Float[Array, "*n"]:
+    """A power of nonnegative numbers, kept off zero by a fraction of the largest on the last axis.
+
+    Where all are zero there was no gradient yet, and any finite power will do.
+    """
+    largest = jnp.max(x, axis=-1, keepdims=True, initial=0) if x.ndim else x
+    return (x + epsilon * jnp.where(largest > 0, largest, 1)) ** exponent
+
+
+def _with_norm_of(g: Array, u: Array) -> Array:
+    norm = jnp.linalg.norm(u.ravel())
+    return u * (jnp.linalg.norm(g.ravel()) / jnp.where(norm > 0, norm, 1))
+
+
+def _split(x: Array, block_size: int) -> Blocks:
+    """A matrix in blocks of equal size, with zeros where they reach beyond it."""
+    matrix = x.reshape(-1, x.shape[-1])
+    (down, rows), (across, columns) = (_divide(n, block_size) for n in matrix.shape)
+    beyond = [(0, down * rows - matrix.shape[0]), (0, across * columns - matrix.shape[1])]
+    return jnp.pad(matrix, beyond).reshape(down, rows, across, columns).swapaxes(1, 2)
+
+
+def _join(blocks: Blocks, shape: tuple[int, ...]) -> Array:
+    """The matrix of these blocks, in its shape before :func:`_split`."""
+    down, across, rows, columns = blocks.shape
+    matrix = blocks.swapaxes(1, 2).reshape(down * rows, across * columns)
+    return matrix[: math.prod(shape[:-1]), : shape[-1]].reshape(shape)
+
+
+def _divide(n: int, block_size: int) -> tuple[int, int]:
+    """How many blocks, and their size: as equal as can be."""
+    count = -(-n // block_size)
+    return count, -(-n // count)

@@ -1,0 +1,205 @@
+"""Sweeps: the runs of a figure, from a TOML file, at one of three scales.
+
+A file has a table for each scale. Its keys are those of :class:`proxlin.bench.records.Config` and
+hold for all runs; ``runs`` lists methods with their options, and may give any key once more. A list
+of values stands for one run with each of them, several lists for all combinations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from typing import Any
+
+from proxlin.bench import records
+from proxlin.bench.errors import BenchError, StorageError, UsageError
+from proxlin.bench.records import Config, Run
+from proxlin.bench.train import ENDED, Watch, train, with_defaults
+
+SCALES = ("smoke", "small", "paper")
+_KEYS = {field.name for field in dataclasses.fields(Config)} - {"method", "options"}
+
+
+def names() -> list[str]:
+    """The figures that have a sweep."""
+    files = (resources.files("proxlin.bench") / "sweeps").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files)
+
+
+def load(name: str, scale: str) -> list[Config]:
+    """The runs of a sweep.
+
+    Args:
+        name: a figure of the paper, or a TOML file of your own.
+        scale: ``"smoke"`` (seconds), ``"small"`` (hours on two cores) or ``"paper"``.
+
+    Returns:
+        The configurations, each once, with all options of their methods.
+
+    Raises:
+        UsageError: if there is no such sweep, or its file cannot be used.
+
+    Example:
+        >>> load("primal-vs-dual", "paper")[0].task
+        'cifar10-convnet'
+    """
+    tables = _read(name)
+    if scale not in tables:
+        raise UsageError(f"sweep {name} has no scale {scale!r}; it has {', '.join(tables)}")
+    common = {key: value for key, value in tables[scale].items() if key != "runs"}
+    entries = tables[scale].get("runs", [])
+    try:
+        configs = [c for entry in entries for c in _expand({**common, **entry})]
+    except (TypeError, BenchError) as error:
+        raise UsageError(f"sweep {name}, scale {scale}: {error}") from error
+    return list({config.hash: config for config in configs}.values())
+
+
+def _read(name: str) -> dict[str, Any]:
+    own = name.endswith(".toml")
+    if not own and name not in names():
+        raise UsageError(
+            f"there is no sweep {name!r}; there are {', '.join(names())}, or give a file of your "
+            "own that ends in .toml"
+        )
+    file = (
+        pathlib.Path(name) if own else resources.files("proxlin.bench") / "sweeps" / f"{name}.toml"
+    )
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"sweep {name} cannot be read: {error}") from error
+
+
+def _expand(entry: dict[str, Any]) -> Iterable[Config]:
+    """All combinations of the values in lists."""
+    entry = {("seed" if key == "seeds" else key): value for key, value in entry.items()}
+    if "method" not in entry or "task" not in entry:
+        raise UsageError(f"a run needs a task and a method, got {entry}")
+    lists = [value if isinstance(value, list) else [value] for value in entry.values()]
+    for values in itertools.product(*lists):
+        chosen = dict(zip(entry, values, strict=True))
+        method = chosen.pop("method")
+        own = {key: value for key, value in chosen.items() if key in _KEYS}
+        options = {key: value for key, value in chosen.items() if key not in _KEYS}
+        yield with_defaults(Config(method=method, options=options, **own))
+
+
+def run(
+    configs: Sequence[Config],
+    root: pathlib.Path,
+    *,
+    data_dir: pathlib.Path | None = None,
+    isolate: bool = False,
+    watch: Callable[[Config], Watch],
+    tell: Callable[[str], None],
+) -> list[Run]:
+    """Runs what has not been run; one run that fails does not stop the others.
+
+    Args:
+        configs: what to run.
+        root: where records go. Several processes may share it: each run is locked by the one that
+            works on it, and the others take the next.
+        data_dir: where data lies.
+        isolate: a process for each run, so that one which the system kills for its memory does
+            not end the sweep, and none inherits memory from another.
+        watch: what sees a run go on.
+        tell: takes a line about what was skipped or failed.
+
+    Returns:
+        The records of the sweep that have ended.
+    """
+    for number, config in enumerate(configs, start=1):
+        label = f"[{number}/{len(configs)}] {describe(config)}"
+        if finished(config, root):
+            tell(f"{label}: already there")
+            continue
+        try:
+            if isolate:
+                _in_process(config, root, data_dir)
+            else:
+                train(config, root, data_dir=data_dir, resume=True, watch=watch(config))
+        except StorageError as error:
+            if "is in use" not in str(error):
+                raise
+            tell(f"{label}: another process is at it")
+            continue
+        except UsageError as error:  # e.g. a rival that is not installed
+            tell(f"{label}: left out, {error}")
+            continue
+        done = find([config], root)
+        tell(f"{label}: {done[0].status if done else 'not finished'}")
+        if done and done[0].status == "interrupted":
+            break
+    return [r for r in find(configs, root) if r.status in ENDED]
+
+
+def finished(config: Config, root: pathlib.Path) -> bool:
+    """Whether a run has ended before."""
+    return any(run.status in ENDED for run in find([config], root))
+
+
+def find(configs: Sequence[Config], root: pathlib.Path) -> list[Run]:
+    """The records of configurations, as far as there are any."""
+    folders = (config.folder(root) for config in configs)
+    return [records.load_run(folder) for folder in folders if (folder / "run.json").exists()]
+
+
+def describe(config: Config) -> str:
+    """A configuration in a line.
+
+    Example:
+        >>> describe(Config("digits-mlp", "adam", {"stepsize": 0.01}))
+        'digits-mlp adam stepsize=0.01 batch_size=128 seed=0'
+    """
+    options = [
+        f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
+        for k, v in config.options.items()
+        if v is not None
+    ]
+    parts = [
+        config.task,
+        config.method,
+        *options,
+        f"batch_size={config.batch_size}",
+        f"seed={config.seed}",
+    ]
+    return " ".join(parts)
+
+
+def command(config: Config) -> list[str]:
+    """The arguments of ``proxlin`` that make this run."""
+    given = [
+        f"--{key.replace('_', '-')}={value}"
+        for key, value in config.as_dict().items()
+        if key != "options" and value is not None
+    ]
+    options = [
+        f"--option={key}={value}" for key, value in config.options.items() if value is not None
+    ]
+    return ["train", *given, *options]
+
+
+def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | None) -> None:
+    place = ["--out", str(root), "--resume", *(["--data-dir", str(data_dir)] if data_dir else [])]
+    arguments = [sys.executable, "-m", "proxlin.bench", *command(config), *place]
+    code = subprocess.run(arguments, check=False).returncode
+    if code in (-9, 137):  # what the kernel does when memory is exhausted
+        run = find([config], root)
+        if run:
+            meta = {
+                **run[0].meta,
+                "status": "oom",
+                "message": "killed by the system, for its memory",
+            }
+            records.write_run(run[0].folder, meta)
+    elif code == UsageError.exit_code:
+        raise UsageError("see above")
+    elif code in (130, 143):
+        raise KeyboardInterrupt

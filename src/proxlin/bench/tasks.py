@@ -1,0 +1,207 @@
+"""A task is a network, a loss and data: what is trained on what."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from proxlin.bench import data, models
+from proxlin.bench.errors import UsageError
+from proxlin.bench.models.network import Network, stateless
+from proxlin.losses import Logistic, Loss
+
+NETWORKS: Mapping[str, Callable[..., Network]] = {
+    "linear": models.linear,
+    "mlp": models.mlp,
+    "convnet": models.convnet,
+    "cnn-short": functools.partial(models.cnn, depth=1),
+    "cnn-medium": functools.partial(models.cnn, depth=2),
+    "cnn-long": functools.partial(models.cnn, depth=3),
+    "resnet-tiny": functools.partial(models.resnet, blocks=(1, 1), width=8),
+    "resnet18": functools.partial(models.resnet, blocks=(2, 2, 2, 2)),
+    "resnet34": functools.partial(models.resnet, blocks=(3, 4, 6, 3)),
+}
+
+Score = Callable[[Float[Array, "m k"], Array], Float[Array, " m"]]
+
+
+def accuracy(outputs: Float[Array, "m k"], targets: Array) -> Float[Array, " m"]:
+    """One for each example whose largest output is that of its label.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> accuracy(jnp.eye(2), jnp.array([0, 0]))
+        Array([1., 0.], dtype=float32)
+    """
+    return (jnp.argmax(outputs, axis=-1) == targets).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained on what.
+
+    Attributes:
+        name: what records and figures call it.
+        network: see :class:`proxlin.bench.models.Network`.
+        loss: a convex loss.
+        dataset: see :class:`proxlin.bench.data.Dataset`.
+        score: each example's share in the accuracy, or None where there is none.
+    """
+
+    name: str
+    network: Network
+    loss: Loss
+    dataset: data.Dataset
+    score: Score | None = accuracy
+
+    def init(self, seed: int) -> tuple[Any, Any]:
+        """Parameters and statistics, a function of the seed alone."""
+        return jax.jit(self.network.init)(jax.random.key(seed))
+
+    def describe(self) -> dict[str, Any]:
+        """What records say of it."""
+        params, _ = jax.eval_shape(self.network.init, jax.random.key(0))
+        return {
+            "dataset": self.dataset.name,
+            "description": self.dataset.description,
+            "sha256": self.dataset.sha256,
+            "loss": type(self.loss).__name__,
+            "parameters": sum(x.size for x in jax.tree.leaves(params)),
+            "train": len(self.dataset.train),
+            "test": len(self.dataset.test),
+        }
+
+
+def names() -> list[str]:
+    """The tasks that come with the bench, ``dataset-network``."""
+    return [f"{dataset}-{network}" for dataset in data.DATASETS for network in NETWORKS]
+
+
+@functools.lru_cache(maxsize=2)  # the runs of a sweep share data in memory, and what is compiled
+def load(name: str, data_dir: pathlib.Path | None = None) -> Task:
+    """A task by its name, or from a file or module of the user's.
+
+    Args:
+        name: ``dataset-network``, ``path/to/file.py:name`` or ``module:name``. What stands in the
+            file under that name is a :class:`Task`, or a function without arguments that returns
+            one.
+        data_dir: where data lies.
+
+    Returns:
+        The task, its data in memory or at hand.
+
+    Raises:
+        UsageError: for a name that leads nowhere.
+        DataError: if its data is missing or damaged.
+    """
+    if ":" in name:
+        return _from_user(name)
+    for dataset in data.DATASETS:
+        network = name.removeprefix(f"{dataset}-")
+        if network != name and network in NETWORKS:
+            loaded = data.load(dataset, data_dir)
+            made = NETWORKS[network](loaded.shape, loaded.classes)
+            return Task(name, made, Logistic(), loaded)
+    raise UsageError(
+        f"there is no task {name!r}; a task is a data set ({', '.join(data.DATASETS)}), a hyphen "
+        f"and a network ({', '.join(NETWORKS)}), as in 'digits-mlp', or one of your own as "
+        "'path/to/file.py:name'"
+    )
+
+
+def own(
+    name: str,
+    *,
+    init: Callable[[Array], Any],
+    model: Callable[[Any, Array], Array],
+    loss: Loss,
+    train: tuple[Any, Any],
+    test: tuple[Any, Any],
+    score: Score | None = None,
+) -> Task:
+    """A task of your own: a model, a loss and arrays.
+
+    Args:
+        name: what records and figures call it.
+        init: a key -> parameters.
+        model: ``model(params, inputs) -> outputs``.
+        loss: a convex loss.
+        train: inputs and targets to learn from.
+        test: inputs and targets to be evaluated on.
+        score: each example's share in the accuracy, e.g. :func:`accuracy`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, proxlin
+        >>> x = np.linspace(0, 1, 8, dtype=np.float32)[:, None]
+        >>> task = own(
+        ...     "line",
+        ...     init=lambda key: jnp.zeros((1, 1)),
+        ...     model=lambda w, x: x @ w,
+        ...     loss=proxlin.Squared(),
+        ...     train=(x, 2 * x),
+        ...     test=(x, 2 * x),
+        ... )
+        >>> task.describe()["parameters"]
+        1
+    """
+    splits = [
+        data.Arrays(np.asarray(inputs), np.asarray(targets)) for inputs, targets in (train, test)
+    ]
+    content = b"".join(array.tobytes() for s in splits for array in (s.inputs, s.targets))
+    dataset = data.Dataset(
+        name=name,
+        description=f"{name}; {len(splits[0])} examples to train, {len(splits[1])} to test",
+        classes=0,
+        shape=splits[0].inputs.shape[1:],
+        train=splits[0],
+        test=splits[1],
+        sha256=hashlib.sha256(content).hexdigest(),
+        prepare=lambda inputs: inputs,
+    )
+    return Task(name, stateless(init, model), loss, dataset, score)
+
+
+def _from_user(name: str) -> Task:
+    place, _, attribute = name.rpartition(":")
+    module = _module(place)
+    if not hasattr(module, attribute):
+        raise UsageError(f"{place} has no {attribute!r} (asked for by --task {name})")
+    found = getattr(module, attribute)
+    task = found if isinstance(found, Task) else found() if callable(found) else found
+    if not isinstance(task, Task):
+        raise UsageError(
+            f"{attribute!r} in {place} is {type(found).__name__}; it must be a Task, as "
+            "proxlin.bench.tasks.own(...) makes them, or a function that returns one"
+        )
+    # The name on the command line finds the task again, so it is the one in the record.
+    return dataclasses.replace(task, name=name)
+
+
+def _module(place: str) -> Any:
+    path = pathlib.Path(place)
+    if path.suffix != ".py":
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name not in (place, place.split(".", maxsplit=1)[0]):
+                raise  # the user's module is there, and lacks something else
+            raise UsageError(f"there is no module {place!r}, and no file of that name") from error
+    if not path.is_file():
+        raise UsageError(f"there is no file {place}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{place} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
