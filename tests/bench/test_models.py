@@ -213,9 +213,9 @@ def test_init_is_a_function_of_the_key(name):
     jax.tree.map(np.testing.assert_array_equal, one, again)
     kernels = lambda tree: [np.asarray(x) for x in jax.tree.leaves(tree) if x.ndim > 1]
     assert all((a != b).all() for a, b in zip(kernels(one), kernels(other), strict=True))
-    # Each kernel has a key of its own, and the deviation of He et al.
+    # Each kernel has a key of its own, and the deviation of LeCun et al.
     for kernel in kernels(one):
-        deviation = np.sqrt(2 / np.prod(kernel.shape[:-1]))
+        deviation = np.sqrt(1 / np.prod(kernel.shape[:-1]))
         assert abs(kernel.std() / deviation - 1) < 4 / np.sqrt(kernel.size)
     starts = [float(x.ravel()[0] / x.std()) for x in kernels(one)]
     assert len({round(s, 2) for s in starts}) == len(starts)

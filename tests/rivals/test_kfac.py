@@ -80,14 +80,16 @@ def test_every_parameter_has_a_kronecker_factored_block():
 
 
 def test_curvature_of_convolutions_is_that_of_kfac_jax():
-    network = models.cnn(IMAGE, 3, depth=1)
+    network = models.convnet(IMAGE, 3)
     params, stats = network.init(jax.random.key(0))
     optimizer = kfac(network, LOSS, IMAGE, 0.01)
     optimizer.init(params, stats)
-    ours = optimizer.optimizer._estimator.blocks[0]
-    inputs, _ = batch_of()
+    # the second convolution: with many channels, their order matters
+    ours = optimizer.optimizer._estimator.blocks[1]
+    inputs = jax.random.normal(jax.random.key(1), (6, 4, 4, 32))
     want = kfac_jax.Conv2DTwoKroneckerFactored.compute_inputs_stats(ours, inputs)
     assert type(ours) is not kfac_jax.Conv2DTwoKroneckerFactored
+    assert want.shape == (9 * 32 + 1, 9 * 32 + 1)
     np.testing.assert_allclose(ours.compute_inputs_stats(inputs), want, rtol=1e-4, atol=1e-5)
 
 

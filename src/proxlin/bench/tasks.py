@@ -44,7 +44,8 @@ def accuracy(outputs: Float[Array, "m k"], targets: Array) -> Float[Array, " m"]
         >>> accuracy(jnp.eye(2), jnp.array([0, 0]))
         Array([1., 0.], dtype=float32)
     """
-    return (jnp.argmax(outputs, axis=-1) == targets).astype(jnp.float32)
+    best = jnp.argmax(outputs, axis=-1).astype(targets.dtype)
+    return (best == targets).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -262,8 +262,8 @@ class _Loop:
             self.watch.stepped(self.progress.step, float(report.value))
             status, message = self._verdict(report)
             evaluated = status or self._is_evaluated(self.progress.step)
-            if evaluated and not self._evaluate():
-                return "diverged", f"the loss is not finite at step {self.progress.step}"
+            if evaluated and not self._evaluate() and not status:
+                return "diverged", f"the test loss is not finite at step {self.progress.step}"
             ends = status or signals.received or self.progress.step == self.total
             if ends or time.perf_counter() - saved > self.checkpoint_seconds:
                 self._save()
@@ -291,7 +291,7 @@ class _Loop:
         return step == self.total or part(step) > part(step - 1)
 
     def _evaluate(self) -> bool:
-        """Writes a line; whether the losses are finite."""
+        """Writes a line; whether the test loss is finite."""
         state, progress = self.state, self.progress
         dataset, size = self.task.dataset, EVALUATION_BATCH
         train = dataset.train.batches(size, self.config.train_examples)
@@ -317,7 +317,7 @@ class _Loop:
         self.progress = progress._replace(recent=Progress().recent)
         records.append_metrics(self.folder, line)
         self.watch.evaluated(line)
-        return math.isfinite(train_loss) and math.isfinite(test_loss)
+        return math.isfinite(test_loss)
 
     def _save(self) -> None:
         checkpoints.save(self.folder / "checkpoints", self.state, self.progress._asdict())
@@ -373,7 +373,7 @@ def evaluator(task: Task) -> Any:
     @jax.jit
     def sums(params: Any, stats: Any, inputs: Any, targets: Any) -> tuple[Array, Array]:
         outputs = task.network.predict(params, task.dataset.prepare(inputs), stats)
-        scores = jnp.zeros(()) if task.score is None else task.score(outputs, targets)
+        scores = jnp.zeros((), jnp.float32) if task.score is None else task.score(outputs, targets)
         return jnp.sum(task.loss.value(outputs, targets)), jnp.sum(scores)
 
     def evaluate(params: Any, stats: Any, batches: Any) -> tuple[float, float | None]:

@@ -1,0 +1,183 @@
+"""Sweeps expand as written, skip what is there, go on after failures, and feed all figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from proxlin.bench import figures, records, storage, sweep
+from proxlin.bench.errors import UsageError
+from proxlin.bench.train import Watch
+from tests.bench.test_train import HERE, fake
+
+ENDED = "finished"
+
+
+def written(tmp_path, text):
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def toy_sweep(tmp_path, runs):
+    text = f'[smoke]\ntask = "{HERE}:task"\nbatch_size = 8\nepochs = 1\nruns = [{runs}]\n'
+    return sweep.load(written(tmp_path, text), "smoke")
+
+
+def run(configs, root, **more):
+    lines = []
+    runs = sweep.run(configs, root, watch=lambda config: Watch(), tell=lines.append, **more)
+    return runs, lines
+
+
+def test_lists_stand_for_all_combinations(tmp_path):
+    configs = toy_sweep(
+        tmp_path,
+        '{ method = "spl", gamma = [0.1, 1], inner = [1, 2], seeds = [0, 1] },'
+        '{ method = "sgd", stepsize = 0.5, batch_size = 4 }',
+    )
+    assert len(configs) == 9 and len({c.hash for c in configs}) == 9
+    found = {(c.options["gamma"], c.options["inner"], c.seed) for c in configs[:8]}
+    assert found == {(g, t, s) for g in (0.1, 1.0) for t in (1, 2) for s in (0, 1)}
+    assert configs[8].batch_size == 4 and configs[8].options == {"stepsize": 0.5}
+
+
+def test_a_run_that_is_written_twice_is_run_once(tmp_path):
+    assert len(toy_sweep(tmp_path, '{ method = "spl" }, { method = "spl", gamma = [1, 1.0] }')) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[smoke", "cannot be read"),
+        ("[small]\nruns = []", "has no scale 'smoke'; it has small"),
+        ('[smoke]\nruns = [{ task = "digits-mlp" }]', "a run needs a task and a method"),
+        (
+            '[smoke]\nruns = [{ task = "digits-mlp", method = "sgd", gamma = 1 }]',
+            "no option 'gamma'",
+        ),
+        ('[smoke]\nruns = [{ task = "digits-mlp", method = "sgd", epochs = 0 }]', "epochs must be"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        sweep.load(written(tmp_path, text), "smoke")
+
+
+def test_an_unknown_sweep_is_told_the_known_ones():
+    with pytest.raises(UsageError, match="there are batch-size, cnn-long"):
+        sweep.load("accuracy", "smoke")
+
+
+def test_every_figure_has_a_sweep_at_every_scale_with_runs_that_it_shows():
+    assert sweep.names() == sorted(figures.FIGURES)
+    for name in sweep.names():
+        for scale in sweep.SCALES:
+            for config in sweep.load(name, scale):
+                assert config.method in figures.FIGURES[name].methods
+
+
+def test_the_grids_of_the_paper():
+    values = lambda configs, method, key: {c.options[key] for c in configs if c.method == method}
+    stepsize = sweep.load("stepsize", "paper")
+    for method in ("sgd", "momentum", "adam", "adafactor"):
+        assert values(stepsize, method, "stepsize") == {1e-4, 1e-3, 1e-2, 1e-1, 1.0}
+    assert values(stepsize, "spl", "gamma") == {1e-4, 1e-3, 1e-2, 1e-1, 1.0}
+    for depth in ("short", "medium", "long"):
+        cnn = sweep.load(f"cnn-{depth}", "paper")
+        assert {c.batch_size for c in cnn} == {64, 256, 1024}
+        for method in ("spl", "armijo-spl"):
+            assert values(cnn, method, "gamma") == {1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0}
+            assert values(cnn, method, "inner") == {1, 2, 4, 6}
+        for method in ("sgd", "momentum", "adam", "shampoo", "kfac"):
+            assert values(cnn, method, "stepsize") == {1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0}
+    resnet = sweep.load("resnet-imagenet", "paper")
+    assert {(c.task, c.batch_size) for c in resnet} == {
+        ("imagenet-resnet18", 256),
+        ("imagenet-resnet34", 256),
+        ("imagenet-resnet34", 1024),
+    }
+    assert values(resnet, "spl", "gamma") == {1e-2, 1e-1, 1.0, 10.0, 100.0}
+    assert values(resnet, "spl", "inner") == {1, 2}
+
+
+def test_what_is_finished_is_skipped(tmp_path):
+    configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = [0.1, 0.2] }')
+    runs, _ = run(configs[:1], tmp_path / "runs")
+    runs, lines = run(configs, tmp_path / "runs")
+    assert [r.status for r in runs] == ["finished"] * 2
+    assert lines[0].endswith("already there") and lines[1].endswith("finished")
+
+
+def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path):
+    configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = [0.1, 0.2] }')
+    folder = configs[0].folder(tmp_path / "runs")
+    folder.mkdir(parents=True)
+    with storage.lock(folder):
+        runs, lines = run(configs, tmp_path / "runs")
+    assert lines[0].endswith("another process is at it") and len(runs) == 1
+
+
+def test_a_sweep_goes_on_after_failures(tmp_path, new_methods):
+    def greedy(params, stats, state, inputs, targets):
+        raise MemoryError
+
+    new_methods("greedy", fake(greedy))
+    configs = toy_sweep(
+        tmp_path, '{ method = ["greedy", "kfac"] }, { method = "sgd", stepsize = [1e38, 0.1] }'
+    )
+    runs, lines = run(configs, tmp_path / "runs")
+    assert [r.status for r in runs] == ["oom", "diverged", "finished"]
+    assert "`make rivals`" in lines[1]
+
+
+def test_a_process_that_the_system_killed_was_out_of_memory(tmp_path, monkeypatch):
+    configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = 0.1 }')
+    folder = configs[0].folder(tmp_path / "runs")
+
+    def killed(arguments, check):
+        assert arguments[1:4] == ["-m", "proxlin.bench", "train"]
+        made, _ = run(configs, tmp_path / "elsewhere")
+        folder.mkdir(parents=True)
+        records.write_run(folder, {**made[0].meta, "status": "running"})
+        return subprocess.CompletedProcess(arguments, -9)
+
+    monkeypatch.setattr(sweep.subprocess, "run", killed)
+    runs, _ = run(configs, tmp_path / "runs", isolate=True)
+    assert runs[0].status == "oom" and "memory" in runs[0].meta["message"]
+
+
+def test_a_process_of_its_own_makes_the_same_run(tmp_path):
+    configs = toy_sweep(tmp_path, '{ method = "spl", gamma = 0.3, max_steps = 3 }')
+    runs, _ = run(configs, tmp_path / "runs", isolate=True)
+    assert runs[0].status == "finished" and runs[0].meta["hash"] == configs[0].hash
+
+
+def test_all_figures_at_smoke_scale(tmp_path):
+    """All sweeps, then all figures and the report, as commands."""
+    proxlin = lambda *arguments: subprocess.run(
+        [sys.executable, "-m", "proxlin.bench", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    done = proxlin("sweep", "all", "--scale", "smoke", "--json")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)
+    assert {run["status"] for run in runs} == {ENDED}
+    expected = {c.hash for name in sweep.names() for c in sweep.load(name, "smoke")}
+    assert {json.loads(p.read_text())["hash"] for p in tmp_path.rglob("run.json")} == expected
+    for name in ("drop-in", "resnet-imagenet"):  # each start of Python takes seconds
+        drawn = proxlin("figure", name, "--out", f"{name}.svg")
+        assert drawn.returncode == 0, drawn.stderr
+    for name in figures.FIGURES:
+        found = sweep.find(sweep.load(name, "smoke"), tmp_path / "runs")
+        text = figures.svg(name, found, "smoke")
+        assert "<svg" in text and figures.select(name, found)
+    assert proxlin("report", "runs", "--out", "page.html").returncode == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == len(figures.FIGURES)
