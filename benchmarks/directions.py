@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +23,7 @@ import optax
 
 import proxlin
 from proxlin.bench import models
+from proxlin.bench.environment import environment
 
 LOSS = proxlin.Logistic()
 CONVNET = models.convnet((32, 32, 3), 10)
@@ -127,32 +126,6 @@ def measure(batch: int, repeats: int, slow_repeats: int) -> list[dict[str, Any]]
     ]
 
 
-def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    cpu = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return {
-        "commit": commit.stdout.strip(),
-        "date": time.strftime("%Y-%m-%d"),
-        "device": jax.devices()[0].device_kind,
-        "cpu": cpu[0].split(":")[1].strip() if cpu else platform.processor(),
-        "cores": len(cpu),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "optax": optax.__version__,
-        "proxlin": proxlin.__version__,
-        "seed": 0,
-        "data": "normal inputs of CIFAR-10's shape",
-        "network": "the paper's ConvNet, float32",
-    }
-
-
-def _lines(path: str) -> list[str]:
-    file = pathlib.Path(path)
-    return file.read_text().splitlines() if file.exists() else []
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     batches = sorted({row["batch"] for row in rows})
     head = "| | " + " | ".join(f"batch {b}" for b in batches) + " | memory | compile |"
@@ -166,12 +139,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def earlier(path: pathlib.Path, about: dict[str, Any], batches: list[int]) -> list[dict[str, Any]]:
-    """Rows of other batches that the same code gave on the same machine, to be kept."""
-    record = json.loads(path.read_text()) if path.exists() else {}
-    if record.get("machine") != about:
-        return []
-    return [row for row in record["rows"] if row["batch"] not in batches]
+def earlier(path: pathlib.Path, batches: list[int]) -> list[dict[str, Any]]:
+    """What was measured of other batches, to be kept; each has an environment of its own."""
+    record = json.loads(path.read_text()) if path.exists() else []
+    return [part for part in record if part["batch"] not in batches]
 
 
 def main() -> None:
@@ -181,16 +152,16 @@ def main() -> None:
     parser.add_argument("--slow-repeats", type=int, default=3, help="rounds of the textbook method")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "directions.json")
     options = parser.parse_args()
-    about = machine()
-    rows = earlier(options.output, about, options.batches)
+    parts = earlier(options.output, options.batches)
     for batch in options.batches:
-        rows += measure(batch, options.repeats, options.slow_repeats)
+        about = {**environment(), "seed": 0, "data": "normal inputs of CIFAR-10's shape"}
+        rows = measure(batch, options.repeats, options.slow_repeats)
+        parts.append({"batch": batch, "environment": about, "rows": rows})
+        parts.sort(key=lambda part: part["batch"])
         options.output.parent.mkdir(exist_ok=True)
-        record = {"machine": about, "rows": rows}
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
-        text = (
-            f"Gradients of the same batch; memory and compile time at batch 256.\n\n{table(rows)}"
-        )
+        options.output.write_text(json.dumps(parts, indent=1) + "\n")
+        numbers = table([row for part in parts for row in part["rows"]])
+        text = f"Gradients of the same batch; memory and compile time at batch 256.\n\n{numbers}"
         options.output.with_suffix(".md").write_text(text + "\n")
         print(text, flush=True)
 

@@ -16,7 +16,6 @@ import proxlin
 from proxlin.direction import Oracle
 from proxlin.regularizers import Regularizer
 from tests import cases
-from tests.quick import jit as quick
 
 ALPHA = 0.3
 L1 = proxlin.L1(ALPHA)
@@ -45,7 +44,7 @@ def soft(z, t):
 
 @functools.cache
 def compiled(model, loss, **options):
-    return quick(proxlin.value_and_direction(model, loss, **options))
+    return jax.jit(proxlin.value_and_direction(model, loss, **options))
 
 
 def direction(loss, regularizer, gamma, problem, model=cases.network, **options):
@@ -72,7 +71,7 @@ class Nothing(Regularizer):
 def test_zero_is_algorithm_2_to_the_bit(subproblem):
     problem = cases.problem("logistic", jnp.float64)
     options = {"subproblem": cases.SUBPROBLEMS[subproblem]}
-    default = quick(proxlin.value_and_direction(cases.network, proxlin.Logistic(), **options))
+    default = jax.jit(proxlin.value_and_direction(cases.network, proxlin.Logistic(), **options))
     want = default(*problem, gamma=3.0)
     got = direction(proxlin.Logistic(), proxlin.Zero(), 3.0, problem, **options)
     jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -98,7 +97,7 @@ def test_steps_with_zero_are_those_without_a_regularizer(rule):
         rule_ = STEPS[rule](8.0)
         opt = proxlin.prox_linear(cases.network, proxlin.Logistic(), step=rule_, **options)
         update = lambda w: opt.update(None, opt.init(w), w, inputs=inputs, targets=targets)
-        return quick(update)(params)
+        return jax.jit(update)(params)
 
     got, want = step(regularizer=proxlin.Zero()), step()
     jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -208,7 +207,7 @@ def test_passes_approach_the_exact_subproblem():
         solved = oracle.direction(w, x, y, (), 1.0, None)
         return solved.pull, solved.d
 
-    ends = quick(lambda u: jax.lax.scan(chained, u, length=200)[1])(info.grad)
+    ends = jax.jit(lambda u: jax.lax.scan(chained, u, length=200)[1])(info.grad)
     errors = [cases.relative_error(cases.flat(d), cases.flat(exact)) for d in ends]
     assert errors[0] > 1e-3  # one pass is an approximation
     assert errors[3] < 0.5 * errors[0]
@@ -238,7 +237,7 @@ SKLEARN = {
 }
 
 
-@functools.partial(quick, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def train(regularizer, rule, gamma, start, inputs, targets):
     opt = proxlin.prox_linear(
         linear, proxlin.Squared(), step=STEPS[rule](gamma), regularizer=regularizer
@@ -307,7 +306,7 @@ def test_armijo_takes_the_first_point_of_the_arc_that_passes():
         cases.network, proxlin.Logistic(), step=rule, regularizer=SMALL, solver=proxlin.CG(2)
     )
 
-    @quick
+    @jax.jit
     def run(params):
         d = oracle().direction(params, inputs, targets, (), gamma, None)
         updates, state = opt.update(None, opt.init(params), params, inputs=inputs, targets=targets)
@@ -341,7 +340,7 @@ def test_zeros_are_exact_after_apply_updates(rule, dtype):
     opt = proxlin.prox_linear(
         cases.network, proxlin.Logistic(), step=STEPS[rule](0.5), regularizer=strong
     )
-    update = quick(lambda w: opt.update(None, opt.init(w), w, inputs=inputs, targets=targets)[0])
+    update = jax.jit(lambda w: opt.update(None, opt.init(w), w, inputs=inputs, targets=targets)[0])
     new = optax.apply_updates(params, update(params))
     assert all(w.dtype == dtype for w in jax.tree.leaves(new))
     small = np.abs(cases.flat(params)) < 0.2
@@ -356,7 +355,7 @@ def test_search_falls_back_to_the_arc_of_the_gradient():
     gamma, backtracks = 0.5, 5
     rule = proxlin.Armijo(gamma, max_backtracks=backtracks)
 
-    @quick
+    @jax.jit
     def run(params):
         good = oracle().direction(params, inputs, targets, (), gamma, None)
         uphill = jax.tree.map(lambda g, w: -3 * g - 2 * w, good.plin.grad, params)
@@ -383,7 +382,7 @@ def test_search_refuses_when_the_gradient_fails_too():
         regularizer=proxlin.L1(1e-6),
         solver=proxlin.CG(1),
     )
-    updates, state = quick(
+    updates, state = jax.jit(
         lambda w: opt.update(None, opt.init(w), w, inputs=inputs, targets=targets)
     )(params)
     assert state.refused == 1
@@ -400,7 +399,7 @@ def test_trust_region_compares_the_regularized_objective_with_its_model():
     problem = cases.problem("logistic", jnp.float64)
     params, inputs, targets = problem
     gamma = 8.0
-    fn = quick(proxlin.value_and_direction(cases.network, proxlin.Logistic(), regularizer=SMALL))
+    fn = jax.jit(proxlin.value_and_direction(cases.network, proxlin.Logistic(), regularizer=SMALL))
     d = fn(*problem, gamma=gamma)[1]
     after = jax.tree.map(jnp.subtract, params, d)
     gradient, gauss_newton = (np.asarray(a) for a in cases.dense("logistic", *problem))
@@ -419,7 +418,7 @@ def test_trust_region_compares_the_regularized_objective_with_its_model():
     def following(low):
         rule = proxlin.TrustRegion(gamma, low=low, high=0.999)
         opt = proxlin.prox_linear(cases.network, proxlin.Logistic(), step=rule, regularizer=SMALL)
-        return quick(lambda w: opt.update(None, opt.init(w), w, inputs=inputs, targets=targets))(
+        return jax.jit(lambda w: opt.update(None, opt.init(w), w, inputs=inputs, targets=targets))(
             params
         )[1]
 

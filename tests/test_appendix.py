@@ -17,7 +17,6 @@ import proxlin
 from proxlin.solvers import LinearSolver
 from proxlin.subproblems import Proximity
 from tests import cases
-from tests.quick import jit as quick
 
 seeds = st.integers(0, 2**31)
 
@@ -65,7 +64,7 @@ def test_conjugate_of_a_singular_quadratic(name, seed):
         np.testing.assert_allclose(gained, t * away @ away, rtol=1e-6, atol=1e-6)
 
 
-@functools.partial(quick, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def matrices(loss, y, f):
     factor = loss.hessian_factor(f, y)
     columns = jax.vmap(lambda e: factor.mv(e)[0], out_axes=-1)
@@ -88,13 +87,13 @@ points = hnp.arrays(np.float64, SHAPE, elements=numbers)
 gammas = st.sampled_from([0.25, 1.0, 8.0])
 
 
-@functools.partial(quick, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def proximity_at(name, gamma, w, u, d):
     r = Proximity(gamma, REGULARIZERS[name], w)
     return r.conjugate(u), r.conjugate_grad(u), r.value(d), r.strength
 
 
-@functools.partial(quick, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def slope_of_conjugate(name, gamma, w, u):
     r = Proximity(gamma, REGULARIZERS[name], w)
     step = 1e-6
@@ -221,7 +220,7 @@ SUBPROBLEMS = cases.SUBPROBLEMS | {
 
 @functools.cache
 def compiled(name, subproblem, solver):
-    return quick(
+    return jax.jit(
         proxlin.value_and_direction(
             cases.network,
             cases.LOSSES[name],
@@ -298,7 +297,7 @@ SMOOTH = {
 }
 
 
-@functools.partial(quick, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def errors(name, w, u, x, y):
     """The errors at w + u of the partial and of the full linearisation, for each example."""
     loss = SMOOTH[name][0]
@@ -355,7 +354,7 @@ def test_constants_of_the_bounds_hold(name):
     assert 0.9 * ell < bends.max() <= ell + 1e-12
     largest = np.zeros(2)
     single = lambda w, x: unit(w.reshape(FEATURES + 1, -1), x[None])[0, 0]
-    each = lambda derivative: quick(jax.vmap(derivative(single), (None, 0)))
+    each = lambda derivative: jax.jit(jax.vmap(derivative(single), (None, 0)))
     hessian, gradient = each(jax.hessian), each(jax.grad)
     for seed in range(20):
         w, _, x, _ = sample(seed)

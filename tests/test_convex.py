@@ -18,14 +18,14 @@ from jax.flatten_util import ravel_pytree
 
 import proxlin
 from proxlin.losses.simplex import project_simplex
-from tests import cases, quick
+from tests import cases
 
 K = 4
 LOSSES = {"hinge": proxlin.Hinge(), "sparsemax": proxlin.Sparsemax()}
 each_loss = pytest.mark.parametrize("name", LOSSES)
 
 # Compilation is most of the time that these tests take, and little is computed.
-jit = functools.partial(quick.jit, static_argnums=0)
+jit = functools.partial(jax.jit, static_argnums=0)
 
 labels = st.integers(0, K - 1)
 seeds = st.integers(0, 2**31)
@@ -57,7 +57,7 @@ def prox_conjugate(loss, z, y, sigma):
     return loss.prox_conjugate(z[None], y[None], sigma)[0]
 
 
-@quick.jit
+@jax.jit
 def projected(z):
     return project_simplex(z[None])[0]
 
@@ -339,7 +339,7 @@ def problem(name: str):
     return cases.problem("logistic" if name in ("sparsemax", "hinge") else name, jnp.float64)
 
 
-@functools.partial(quick.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def direction(loss, way, regularizer, size, params, inputs, targets, gamma, weights):
     subproblem, solver = WAYS[way]
     fn = proxlin.value_and_direction(
@@ -398,7 +398,7 @@ def test_the_gap_bounds_the_error():
             fn = proxlin.value_and_direction(
                 cases.network, loss, subproblem=subproblem, solver=solver
             )
-            (_, info), d = quick.jit(fn)(*problem_, gamma=10.0)
+            (_, info), d = jax.jit(fn)(*problem_, gamma=10.0)
             error = convex_subproblem(loss, *problem_, d, 10.0, WEIGHTS["mean"]) - best
             assert -1e-13 <= error <= info.gap
             assert info.dual <= best

@@ -28,6 +28,10 @@ ROOMS = (
     "sdca",
     "bench",
 )
+BENCH = """
+    errors data models tasks rivals methods storage environment records checkpoints signals train
+    display sweep figures report demo cli
+""".split()
 CORE = ROOMS[: ROOMS.index("bench")]
 DEPENDENCIES = {"jax", "optax", "jaxtyping", "numpy"}
 
@@ -85,6 +89,17 @@ def test_no_room_imports_from_a_room_further_on(room):
     allowed = set(ROOMS[: ROOMS.index(room) + 1])
     for path in modules(room):
         assert set(rooms_of(path)) <= allowed, path
+
+
+def test_the_bench_has_a_corridor_of_its_own():
+    found = {path.stem for path in (SOURCE / "bench").iterdir() if not path.name.startswith("_")}
+    assert found == {*BENCH, "sweeps"}
+    for room in BENCH:
+        allowed = set(BENCH[: BENCH.index(room) + 1])
+        for path in modules(f"bench/{room}"):
+            names = [name.split(".") for name in imports(path)]
+            used = {parts[2] for parts in names if parts[:2] == ["proxlin", "bench"]}
+            assert used <= allowed, path
 
 
 def test_imports_are_seen(tmp_path, monkeypatch):

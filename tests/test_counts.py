@@ -16,7 +16,6 @@ import pytest
 
 import proxlin
 from tests.cases import SUBPROBLEMS
-from tests.quick import jit
 
 M, FEATURES, K, SOME = 48, 40, 24, 16
 OUTPUTS, PARAMS, SOME_OUTPUTS = f"f32[{M},{K}]", f"f32[{FEATURES},{K}]", f"f32[{SOME},{K}]"
@@ -164,7 +163,7 @@ def counting(model):
 
 def test_direction_is_traced_once():
     model, calls = counting(linear)
-    fn = jit(proxlin.value_and_direction(model, proxlin.Squared()))
+    fn = jax.jit(proxlin.value_and_direction(model, proxlin.Squared()))
     w, x, y = data(proxlin.Squared())
     (first, _), d = fn(w, x, y, gamma=1.0)
     traced = len(calls)
@@ -181,7 +180,7 @@ def test_step_is_traced_once(rule):
     opt = proxlin.prox_linear(model, proxlin.Squared(), step=RULES[rule][0])
     w, x, y = data(proxlin.Squared())
 
-    @jit
+    @jax.jit
     def update(state, w, x, y):
         updates, state = opt.update(None, state, w, inputs=x, targets=y)
         return state, w + updates

@@ -13,9 +13,8 @@ from jax.flatten_util import ravel_pytree
 import proxlin
 from tests import cases
 from tests.cases import LOSSES, SUBPROBLEMS, flat, network, problem, relative_error, targets_of
-from tests.quick import jit
 
-dense = jit(cases.dense, static_argnames=("name", "model"))
+dense = jax.jit(cases.dense, static_argnames=("name", "model"))
 
 SOLVERS = {
     "cg": proxlin.CG(300),
@@ -36,7 +35,7 @@ M = 6
 @functools.cache
 def direction_of(name, subproblem, solver, **options):
     """One compilation for all gammas and weights."""
-    return jit(
+    return jax.jit(
         proxlin.value_and_direction(
             network,
             LOSSES[name],
@@ -112,7 +111,7 @@ def test_autodiff_of_the_loss_equals_closed_forms(subproblem, max_steps):
     # The factors differ by an orthogonal matrix, which conjugate gradients do not see.
     params, inputs, targets = problem("logistic", jnp.float64, M)
     got, want = (
-        jit(
+        jax.jit(
             proxlin.value_and_direction(
                 network,
                 LOSSES[name],
@@ -166,13 +165,15 @@ def test_report(name, subproblem):
     params, inputs, targets = problem(name, dtype, M)
     weights = weights_of("zeros", dtype)
     share = weights / jnp.sum(weights)
-    fn = jit(proxlin.value_and_direction(network, LOSSES[name], subproblem=SUBPROBLEMS[subproblem]))
+    fn = jax.jit(
+        proxlin.value_and_direction(network, LOSSES[name], subproblem=SUBPROBLEMS[subproblem])
+    )
     _, curvature = dense(name, params, inputs, targets, weights)
 
     def objective(w):
         return jnp.sum(share * LOSSES[name].value(network(w, inputs), targets))
 
-    want_value, want_grad = jit(jax.value_and_grad(objective))(params)
+    want_value, want_grad = jax.jit(jax.value_and_grad(objective))(params)
     eps = np.finfo(dtype).eps
     for gamma in (1e-2, 1.0, 30.0):
         (value, info), d = fn(params, inputs, targets, gamma=gamma, weights=weights)
@@ -240,8 +241,8 @@ def test_chunks_change_nothing(subproblem, chunk_size):
         subproblem=SUBPROBLEMS[subproblem],
     )
     arguments = dict(gamma=2.0, weights=weights_of("zeros", jnp.float64))
-    (value, info), d = jit(make())(params, inputs, targets, **arguments)
-    (value_, info_), d_ = jit(make(chunk_size=chunk_size))(params, inputs, targets, **arguments)
+    (value, info), d = jax.jit(make())(params, inputs, targets, **arguments)
+    (value_, info_), d_ = jax.jit(make(chunk_size=chunk_size))(params, inputs, targets, **arguments)
     np.testing.assert_allclose(value_, value, rtol=1e-14)
     assert relative_error(flat(d_), flat(d)) <= 1e-12
     assert relative_error(flat(info_.grad), flat(info.grad)) <= 1e-12
@@ -264,7 +265,7 @@ def test_arguments_and_statistics():
         new = {"mean": stats["mean"] + jnp.mean(x, axis=0), "count": stats["count"] + 1}
         return scale * network(w, x - stats["mean"][None, :]), new
 
-    fn = jit(
+    fn = jax.jit(
         proxlin.value_and_direction(model, proxlin.Squared(), solver=SOLVERS["cg"], has_aux=True)
     )
     (_, info), d = fn(params, inputs, targets, stats, 0.5, gamma=2.0)
@@ -309,11 +310,11 @@ def test_distributions_and_bfloat16(loss):
     def mixed(w, x):
         return network({**w, "b1": w["b1"].astype(x.dtype)}, x)
 
-    fn = jit(proxlin.value_and_direction(mixed, loss, solver=SOLVERS["cg"]))
+    fn = jax.jit(proxlin.value_and_direction(mixed, loss, solver=SOLVERS["cg"]))
     _, d = fn(params, inputs, targets, gamma=1.0)
     assert d["b1"].dtype == jnp.bfloat16 and d["w1"].dtype == jnp.float32
     wide = jax.tree.map(lambda x: x.astype(jnp.float64), params)
-    _, want = jit(proxlin.value_and_direction(network, loss, solver=SOLVERS["cholesky"]))(
+    _, want = jax.jit(proxlin.value_and_direction(network, loss, solver=SOLVERS["cholesky"]))(
         wide, inputs.astype(jnp.float64), targets.astype(jnp.float64), gamma=1.0
     )
     eps = float(jnp.finfo(jnp.bfloat16).eps)
@@ -330,9 +331,11 @@ def test_nested_parameters_keep_their_structure():
     def model(w, x):
         return network({"w1": w[0][0], "b1": w[0][1]["b"], "w2": w[1]}, x)
 
-    fn = jit(proxlin.value_and_direction(model, proxlin.Squared()))
+    fn = jax.jit(proxlin.value_and_direction(model, proxlin.Squared()))
     (_, info), d = fn(nested, inputs, targets)
-    _, want = jit(proxlin.value_and_direction(network, proxlin.Squared()))(params, inputs, targets)
+    _, want = jax.jit(proxlin.value_and_direction(network, proxlin.Squared()))(
+        params, inputs, targets
+    )
     assert jax.tree.structure(d) == jax.tree.structure(nested)
     assert jax.tree.structure(info.grad) == jax.tree.structure(nested)
     np.testing.assert_allclose(d[0][1]["b"], want["b1"], rtol=1e-12)
@@ -353,8 +356,8 @@ def test_inputs_may_be_a_pytree():
         return network(w, scale[:, None] * jnp.concatenate([x["left"], right], axis=1))
 
     options = dict(curvature_size=3, chunk_size=2)
-    fn = jit(proxlin.value_and_direction(model, proxlin.Logistic(), **options))
-    plain = jit(proxlin.value_and_direction(network, proxlin.Logistic(), **options))
+    fn = jax.jit(proxlin.value_and_direction(model, proxlin.Logistic(), **options))
+    plain = jax.jit(proxlin.value_and_direction(network, proxlin.Logistic(), **options))
     (_, info), d = fn(params, parts, targets, weights=weights)
     scale = jnp.where(keep, 1.0, 0.5) + number.astype(jnp.float64)
     _, want = plain(params, scale[:, None] * inputs, targets, weights=weights)
@@ -366,6 +369,6 @@ def test_vmap_over_gamma_is_a_loop_over_gamma():
     params, inputs, targets = problem("squared", jnp.float64, M)
     fn = proxlin.value_and_direction(network, proxlin.Squared(), solver=SOLVERS["cg"])
     at = lambda gamma: ravel_pytree(fn(params, inputs, targets, gamma=gamma)[1])[0]
-    loop = jit(at)
-    for got, gamma in zip(jit(jax.vmap(at))(jnp.asarray(GAMMAS)), GAMMAS, strict=True):
+    loop = jax.jit(at)
+    for got, gamma in zip(jax.jit(jax.vmap(at))(jnp.asarray(GAMMAS)), GAMMAS, strict=True):
         assert relative_error(got, loop(gamma)) <= 1e-11

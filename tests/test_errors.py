@@ -9,7 +9,6 @@ import pytest
 
 import proxlin
 from tests.cases import SUBPROBLEMS, flat, network, problem, softmax_cross_entropy
-from tests.quick import jit
 
 M, K = 6, 3
 PARAMS, X, LABELS = problem("logistic", jnp.float64, M)
@@ -261,7 +260,7 @@ def traced(request):
     direction = proxlin.value_and_direction(
         network, LOGISTIC, subproblem=SUBPROBLEMS[request.param]
     )
-    fn = jit(lambda x, y, gamma, weights: direction(PARAMS, x, y, gamma=gamma, weights=weights))
+    fn = jax.jit(lambda x, y, gamma, weights: direction(PARAMS, x, y, gamma=gamma, weights=weights))
     return lambda x=X, y=LABELS, gamma=1.0, weights=np.ones(M): fn(x, y, gamma, weights)
 
 
@@ -301,7 +300,7 @@ def test_good_values_under_jit(traced):
 @pytest.mark.parametrize("independent", [False, True])
 @pytest.mark.parametrize("subproblem", SUBPROBLEMS)
 def test_direct_solver_on_input_that_is_not_finite(subproblem, independent):
-    fn = jit(
+    fn = jax.jit(
         proxlin.value_and_direction(
             network,
             SQUARED,
@@ -324,7 +323,7 @@ def test_overflow_is_not_finite():
 
 
 def call_f32(params):
-    fn = jit(proxlin.value_and_direction(network, SQUARED))
+    fn = jax.jit(proxlin.value_and_direction(network, SQUARED))
     return fn(params, X.astype(jnp.float32), Y.astype(jnp.float32))
 
 
@@ -332,7 +331,7 @@ def call_f32(params):
 def test_examples_that_influence_each_other(subproblem):
     """Rows of one example alone would be wrong; products with the batch are not."""
     model = lambda w, x: network(w, x) - jnp.mean(network(w, x), axis=0, keepdims=True)
-    make = lambda independent: jit(
+    make = lambda independent: jax.jit(
         proxlin.value_and_direction(
             model,
             SQUARED,
@@ -353,6 +352,6 @@ def test_numpy_and_masks_are_welcome():
     keep = np.array([True, True, False, True, False, True])
     x, y = np.asarray(X), np.asarray(LABELS)
     fn = proxlin.value_and_direction(network, LOGISTIC, solver=proxlin.Cholesky(independent=True))
-    _, d = jit(lambda params: fn(params, x, y, weights=keep))(PARAMS)
-    _, want = jit(lambda params: fn(params, x[keep], y[keep]))(PARAMS)
+    _, d = jax.jit(lambda params: fn(params, x, y, weights=keep))(PARAMS)
+    _, want = jax.jit(lambda params: fn(params, x[keep], y[keep]))(PARAMS)
     np.testing.assert_allclose(flat(d), flat(want), rtol=1e-10, atol=1e-13)

@@ -16,7 +16,6 @@ from jax.flatten_util import ravel_pytree
 import proxlin
 from proxlin.linearize import evaluate
 from tests import cases
-from tests.quick import jit
 
 DTYPES = [jnp.float32, jnp.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f64"])
@@ -32,7 +31,7 @@ def inner(x, y) -> float:
     return float(cases.flat(x) @ cases.flat(y))
 
 
-@jit
+@jax.jit
 def dense_jacobian(params, inputs):
     """(m, ..., k, p), with columns in the order of the leaves."""
     flat, unravel = ravel_pytree(params)
@@ -40,18 +39,18 @@ def dense_jacobian(params, inputs):
     return jacobian.astype(jnp.float64)
 
 
-@functools.partial(jit, static_argnames=("model", "chunk_size"))
+@functools.partial(jax.jit, static_argnames=("model", "chunk_size"))
 def products(params, inputs, u, v, *, model=cases.network, chunk_size=None):
     lin = proxlin.linearize(model, params, inputs, chunk_size=chunk_size)
     return lin.outputs, lin.jvp(u), lin.vjp(v)
 
 
-@functools.partial(jit, static_argnames="model")
+@functools.partial(jax.jit, static_argnames="model")
 def independent(params, inputs, *args, model):
     return proxlin.linearize(model, params, inputs, *args).examples_independent()
 
 
-@functools.partial(jit, static_argnames="model")
+@functools.partial(jax.jit, static_argnames="model")
 def rows(params, inputs, indices, *, model=cases.network):
     return proxlin.linearize(model, params, inputs).rows(indices)
 
@@ -104,7 +103,7 @@ def test_chunks_do_not_change_the_products(dtype, m, chunk_size):
         error = cases.relative_error(cases.flat(one), cases.flat(other))
         assert error < 10 * float(jnp.finfo(dtype).eps)
     forward = functools.partial(evaluate, cases.network, chunk_size=chunk_size)
-    outputs = jit(forward)(params, inputs)
+    outputs = jax.jit(forward)(params, inputs)
     np.testing.assert_allclose(outputs, want[0], rtol=0, atol=10 * float(jnp.finfo(dtype).eps))
 
 
@@ -117,8 +116,8 @@ def test_bfloat16_products_are_the_models_own_in_float32():
     u, v = normal_like(params, 1), normal_like(jnp.zeros((6, 3), jnp.bfloat16), 2)
     lift = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
-    outputs, ju = jit(lambda w, u: jax.jvp(model, (w,), (u,)))(params, u)
-    (jv,) = jit(lambda w, v: jax.vjp(model, w)[1](v))(params, v)
+    outputs, ju = jax.jit(lambda w, u: jax.jvp(model, (w,), (u,)))(params, u)
+    (jv,) = jax.jit(lambda w, v: jax.vjp(model, w)[1](v))(params, v)
     lifted = products(params, inputs, lift(u), lift(v))
     for got, want in zip(lifted, (outputs, ju, jv), strict=True):
         assert {x.dtype for x in jax.tree.leaves(got)} == {jnp.dtype(jnp.float32)}
@@ -149,7 +148,7 @@ def test_leaves_of_mixed_dtypes(chunk_size):
 
     # The same model in float64 throughout, to the precision of its leaves.
     exact = lambda w: jnp.tanh(up(inputs) @ w["low"]) @ w["single"] + w["double"][None]
-    want = jit(lambda w: (*jax.jvp(exact, (w,), (u,)), jax.vjp(exact, w)[1](v)[0]))(up(params))
+    want = jax.jit(lambda w: (*jax.jvp(exact, (w,), (u,)), jax.vjp(exact, w)[1](v)[0]))(up(params))
     assert cases.relative_error(cases.flat(got[0]), cases.flat(want[0])) < 1e-6
     assert cases.relative_error(cases.flat(got[1]), cases.flat(want[1])) < 1e-6
     for name, tolerance in {"low": 0.01, "single": 1e-6, "double": 1e-6}.items():
@@ -166,7 +165,7 @@ def test_aux_and_further_arguments():
         outputs = scale * hidden @ params["w2"]
         return outputs, {"calls": state + 1, "mean": jnp.mean(hidden)}
 
-    @jit
+    @jax.jit
     def f(params, inputs, state, u, v):
         lin = proxlin.linearize(model, params, inputs, state, 2.0, has_aux=True)
         forward = evaluate(model, params, inputs, state, 2.0, has_aux=True)
@@ -324,7 +323,7 @@ def wide_problem():
 
 def compiled(f, *args):
     """The result, and how many bytes the program needs beside arguments and result."""
-    program = jit(f).lower(*args).compile()
+    program = jax.jit(f).lower(*args).compile()
     return program(*args), program.memory_analysis().temp_size_in_bytes
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import proxlin
-from tests import cases, quick
+from tests import cases
 
 M = 6
 
@@ -42,7 +42,7 @@ each_conjugate = pytest.mark.parametrize("name", WITH_CONJUGATE)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f64"])
 seeds = st.integers(0, 2**31)
 
-jit = functools.partial(quick.jit, static_argnums=0)
+jit = functools.partial(jax.jit, static_argnums=0)
 
 
 def vectors(k: int, bound: float):
@@ -369,10 +369,10 @@ def test_prox_conjugate_minimises(name):
     def objective(a, z, y, sigma):
         return jnp.sum(loss.conjugate(a, y) + jnp.sum((a - z) ** 2, axis=-1) / (2 * sigma))
 
-    through = quick.jit(
+    through = jax.jit(
         jax.value_and_grad(lambda t, z, y, sigma: objective(domain(t, y), z, y, sigma))
     )
-    at = quick.jit(objective)
+    at = jax.jit(objective)
 
     # Near the domain and for moderate sigma: elsewhere the search gets stuck in flat regions.
     @given(outputs(name, 0.5), st.floats(-1, 1), seeds)
@@ -531,3 +531,14 @@ def test_distributions_may_be_rounded():
     y = np.random.default_rng(0).dirichlet(np.ones(3), M).astype(np.float16)
     assert np.any(y.astype(np.float64).sum(axis=-1) != 1)
     assert np.all(proxlin.Logistic().valid(jnp.zeros((M, 3)), jnp.asarray(y)))
+
+
+@pytest.mark.parametrize("loss", [proxlin.Logistic(), proxlin.Sparsemax()], ids=repr)
+def test_value_and_gradient_agree_on_rounded_distributions(loss):
+    y = jnp.asarray(np.round(np.random.default_rng(0).dirichlet(np.ones(4), 5), 3)) * 1.0005
+    f = jnp.asarray(np.random.default_rng(1).normal(size=(5, 4)))
+    assert loss.valid(f, y).all() and jnp.abs(jnp.sum(y, axis=-1) - 1).max() > 1e-4
+    grad = jax.grad(lambda f: jnp.sum(loss.value(f, y)))(f)
+    np.testing.assert_allclose(loss.grad(f, y), grad, atol=1e-12)
+    shifted = loss.value(f + 100, y)  # and neither sees a constant added to all outputs
+    np.testing.assert_allclose(shifted, loss.value(f, y), atol=1e-10)

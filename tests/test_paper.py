@@ -16,9 +16,8 @@ import proxlin
 from proxlin.solvers import LinearSolver
 from tests import cases
 from tests.cases import LOSSES, SUBPROBLEMS, flat, network, problem, relative_error
-from tests.quick import jit
 
-dense = jit(cases.dense, static_argnames=("name", "model"))
+dense = jax.jit(cases.dense, static_argnames=("name", "model"))
 
 TAUS = (0, 1, 2, 3, 4, 5, 7, 10)
 GAMMAS = tuple(10.0**e for e in range(-4, 5))
@@ -65,7 +64,7 @@ def path_of(name, subproblem):
             iterates.append(Path(d, grad, info.slope, info.status, x))
         return jax.tree.map(lambda *rows: jnp.stack(rows), *iterates)
 
-    compiled = jit(path)
+    compiled = jax.jit(path)
 
     def exact(*arguments):
         wide = lambda x: np.asarray(x, np.float64)
@@ -76,7 +75,7 @@ def path_of(name, subproblem):
 
 @functools.cache
 def direction_of(name, subproblem, solver, model=network):
-    return jit(
+    return jax.jit(
         proxlin.value_and_direction(
             model, LOSSES[name], subproblem=SUBPROBLEMS[subproblem], solver=solver
         )
@@ -213,7 +212,7 @@ def test_first_step_on_the_subproblem_is_a_gradient_step(name):
         objective = lambda w: jnp.mean(loss.value(network(w, inputs), targets))
         return [jax.grad(f)(w) for f, w in ((convex, zero), (quadratic, zero), (objective, params))]
 
-    convex, quadratic, want = jit(models)(params, inputs, targets)
+    convex, quadratic, want = jax.jit(models)(params, inputs, targets)
     assert relative_error(flat(convex), flat(want)) <= 1e-13
     assert relative_error(flat(quadratic), flat(want)) <= 1e-13
     _, d = direction_of(name, "dual", proxlin.CG(0))(params, inputs, targets, gamma=2.0)
@@ -285,7 +284,9 @@ def parts_of(name, seed=0):
             jax.vmap(mv, out_axes=-1)(basis).reshape(outputs.size, -1),
         )
 
-    outputs, jacobian, g, hessians, factor = map(np.asarray, jit(compute)(start, inputs, targets))
+    outputs, jacobian, g, hessians, factor = map(
+        np.asarray, jax.jit(compute)(start, inputs, targets)
+    )
     m, k = outputs.shape
     parts = Parts(m, k, outputs, jacobian, g, block_diagonal(hessians), factor)
     return (params, inputs, targets), parts
@@ -301,7 +302,7 @@ def solved_of(name):
         _, d = fn(params, inputs, targets, gamma=gamma)
         return d, solver.record["solution"].x
 
-    return jit(solve)
+    return jax.jit(solve)
 
 
 @pytest.mark.parametrize("gamma", [1e-2, 1.0, 1e2])
@@ -407,8 +408,8 @@ def test_curvature_of_the_logistic_loss_is_the_fisher_matrix(subproblem):
         product = lambda e: ravel_pytree(second(first(unravel(e))))[0]
         return jax.vmap(product)(jnp.eye(start.size))
 
-    got = jit(curvature)(params, inputs, targets)
-    want = jit(fisher)(params, inputs)
+    got = jax.jit(curvature)(params, inputs, targets)
+    want = jax.jit(fisher)(params, inputs)
     assert relative_error(got, want) <= 1e-13
 
 
@@ -437,7 +438,7 @@ def test_infinite_gamma_is_a_natural_gradient_step():
     targets = cases.targets_of("logistic", (40,), jnp.float64)
     fn = direction_of("logistic", "primal", proxlin.CG(300))
     (_, info), d = fn(params, inputs, targets, gamma=jnp.inf)
-    natural = np.linalg.pinv(jit(fisher)(params, inputs), rcond=1e-10, hermitian=True)
+    natural = np.linalg.pinv(jax.jit(fisher)(params, inputs), rcond=1e-10, hermitian=True)
     assert relative_error(flat(d), natural @ flat(info.grad)) <= 1e-7
 
 
@@ -446,7 +447,7 @@ def test_infinite_gamma_in_the_dual():
     fn = proxlin.value_and_direction(network, proxlin.Logistic())
     with pytest.raises(ValueError, match=r"dual needs a finite gamma; use .*primal_quadratic"):
         fn(params, inputs, targets, gamma=float("inf"))
-    (_, info), d = jit(fn)(params, inputs, targets, gamma=jnp.inf)
+    (_, info), d = jax.jit(fn)(params, inputs, targets, gamma=jnp.inf)
     assert info.status == proxlin.Status.BAD_VALUE
     np.testing.assert_array_equal(flat(d), 0)
 

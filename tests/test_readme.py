@@ -11,8 +11,12 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+    if BLOCK.search(page.read_text(encoding="utf-8"))
+]
 
 
 def program(page: pathlib.Path) -> str:
@@ -26,8 +30,8 @@ def program(page: pathlib.Path) -> str:
 
 
 def test_pages_have_blocks():
-    assert len(PAGES) >= 4
-    assert all(program(page).strip() for page in PAGES)
+    names = {page.stem for page in PAGES}
+    assert {"README", "training", "choosing", "freezing-and-decay", "adding-a-loss"} <= names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -10,7 +10,6 @@ from sklearn.svm import LinearSVC
 
 import proxlin
 from proxlin.sdca import _block_step, _rows
-from tests import quick
 
 N, D, K = 24, 6, 3
 
@@ -125,7 +124,7 @@ def test_a_block_step_is_a_dual_subproblem(name, block_size):
     duals = loss.grad(jnp.zeros((N, K)), targets)
     weights = -c * duals.T @ jnp.asarray(x)
     block = jnp.arange(block_size) + 4
-    step = quick.jit(lambda w, a: _block_step(rows, targets, loss, c, w, a, block))
+    step = jax.jit(lambda w, a: _block_step(rows, targets, loss, c, w, a, block))
     new_weights, new_duals = step(weights, duals)
 
     chosen = jnp.asarray(x)[block]
@@ -136,7 +135,7 @@ def test_a_block_step_is_a_dual_subproblem(name, block_size):
         subproblem=proxlin.dual_convex,
         solver=proxlin.ProximalGradient(20_000, gap=1e-15),
     )
-    _, d = quick.jit(fn)(without, chosen, targets[block], gamma=c * block_size)
+    _, d = jax.jit(fn)(without, chosen, targets[block], gamma=c * block_size)
     np.testing.assert_allclose(new_weights, without - d, atol=1e-7)
     np.testing.assert_allclose(new_weights, without - c * new_duals[block].T @ chosen, atol=1e-12)
 

@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import proxlin
 from tests.cases import SUBPROBLEMS, flat, network, problem, relative_error
-from tests.quick import jit
 
 M, SOME = 64, 16
 
@@ -65,7 +64,7 @@ def test_direction(subproblem, curvature_size, weights):
         curvature_size=curvature_size,
     )
 
-    @jit
+    @jax.jit
     def fn(params, batch):
         inputs, targets, weights = batch
         return direction(params, inputs, targets, gamma=3.0, weights=weights)
@@ -94,7 +93,7 @@ def test_direction_of_sequences():
         jnp.asarray(weights, jnp.float32),
     )
 
-    @jit
+    @jax.jit
     def fn(params, batch):
         inputs, targets, weights = batch
         direction = proxlin.value_and_direction(network, proxlin.Logistic())
@@ -124,7 +123,7 @@ def test_steps(rule, curvature_size):
         network, proxlin.Logistic(), step=RULES[rule], curvature_size=curvature_size
     )
 
-    @jit
+    @jax.jit
     def step(params, state, batch):
         inputs, targets, weights = batch
         updates, state = opt.update(

@@ -14,7 +14,6 @@ from jax.flatten_util import ravel_pytree
 import proxlin
 from proxlin.solvers import cg
 from tests import cases
-from tests.quick import jit
 
 DTYPES = [jnp.float32, jnp.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f64"])
@@ -63,7 +62,7 @@ def system_of(a, shift, vectors, trees: bool = False):
     )
 
 
-@functools.partial(jit, static_argnames=("solver", "trees"))
+@functools.partial(jax.jit, static_argnames=("solver", "trees"))
 def solve(solver, a, shift, vectors, trees=False):
     return solver.solve(system_of(a, shift, vectors, trees))
 
@@ -168,7 +167,7 @@ def test_cg_takes_the_steps_of_the_textbook(form, max_steps):
 def test_unrolled_and_looped_steps_are_the_same(form, dtype, monkeypatch):
     a = matrix((30, 25), np.geomspace(1, 5, 25))
     a, vectors = in_dtype(dtype, a, given(a, form))
-    ten_steps = lambda: jit(lambda a, vectors: proxlin.CG(10).solve(system_of(a, 0.1, vectors)))
+    ten_steps = lambda: jax.jit(lambda a, vectors: proxlin.CG(10).solve(system_of(a, 0.1, vectors)))
     unrolled = ten_steps()(a, vectors)
     monkeypatch.setattr(cg, "_UNROLLED_STEPS", 0)
     looped = ten_steps()(a, vectors)
@@ -314,7 +313,7 @@ def test_the_slope_stays_positive_in_float32(shift):
     """<s - M x, s> is the slope of the dual direction, tiny where the shift is."""
     steps = (2, 5, 10, 20, 60)
 
-    @jit
+    @jax.jit
     def slopes(a, source):
         misfits = [proxlin.CG(n).solve(system_of(a, shift, {"source": source})) for n in steps]
         return jnp.stack([m.misfit for m in misfits])
@@ -398,11 +397,11 @@ def test_cholesky_forms_the_gram_matrix_in_blocks(shape, form, max_elements):
     np.testing.assert_allclose(got.misfit, want.misfit, rtol=1e-12)
 
 
-dense = jit(cases.dense, static_argnames=("name", "model"))
+dense = jax.jit(cases.dense, static_argnames=("name", "model"))
 K, P = 3, 5 * 4 + 4 + 4 * 3  # of cases.problem
 
 
-@functools.partial(jit, static_argnames=("model", "loss", "subproblem", "solver"))
+@functools.partial(jax.jit, static_argnames=("model", "loss", "subproblem", "solver"))
 def direction(params, inputs, targets, *, loss, subproblem, solver, model=cases.network):
     fn = proxlin.value_and_direction(
         model, cases.LOSSES[loss], subproblem=cases.SUBPROBLEMS[subproblem], solver=solver

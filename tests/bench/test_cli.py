@@ -56,6 +56,17 @@ def test_training_is_told_and_recorded(command):
     assert record["config"]["options"]["gamma"] == 1.0
 
 
+def test_the_example_of_an_own_task(command):
+    task = pathlib.Path(__file__).parent.parent.parent / "examples" / "own_task.py"
+    common = ["--task", f"{task}:wave", "--batch-size", "64", "--epochs", "20", "--json"]
+    losses = {}
+    for method in ("armijo-spl", "adam"):
+        done = command("train", *common, "--method", method)
+        assert done.exit_code == 0, done.stderr
+        losses[method] = json.loads(done.stdout)["last"]["test_loss"]
+    assert losses["armijo-spl"] < losses["adam"]  # at the default stepsize of Adam, 0.001
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 
 def main() -> None:
     """The command ``proxlin``; without the packages of the bench it says how to get them."""
+    # XLA warns of compiled programs that it finds again; nobody needs to know.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         from proxlin.bench import cli
     except ModuleNotFoundError as error:

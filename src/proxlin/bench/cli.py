@@ -166,13 +166,16 @@ def draw_figure(
         "runs"
     ),
     scale: Scale = "smoke",
+    of: Annotated[
+        str | None, typer.Option("--sweep", help="Another sweep, as a TOML file of your own.")
+    ] = None,
     out: Annotated[pathlib.Path | None, typer.Option(help="The file: .svg, .png or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a figure of the paper from the records of its sweep."""
+    """Draw a figure of the paper from the records of its sweep, or of another one."""
     with _errors():
         path = out or pathlib.Path(f"{name}.svg")
-        found = _runs_of(name, runs, scale)
+        found = _runs_of(of or name, runs, scale)
         figures.draw(name, found, path, scale)
         rows = figures.table(name, found)
         print(json.dumps(rows) if as_json else f"wrote {path} from {len(found)} runs")

@@ -22,29 +22,15 @@ def is_labels(outputs: Any, targets: Any) -> bool:
 
 
 def as_distribution(outputs: Outputs, targets: Targets) -> Outputs:
-    """Labels as one-hot vectors; distributions as they are."""
+    """Labels as one-hot vectors; distributions with the sum one that rounding may have cost them.
+
+    Rows of zeros, as padding has them, stay what they are.
+    """
     if is_labels(outputs, targets):
         return jax.nn.one_hot(targets, outputs.shape[-1], dtype=outputs.dtype)
-    return targets.astype(outputs.dtype)
-
-
-def check_classes(name: str, outputs: Any, targets: Any) -> None:
-    """Raises unless targets are integer labels or have the shape of the outputs."""
-    if not is_labels(outputs, targets) and jnp.shape(targets) != outputs.shape:
-        raise ValueError(
-            f"{name}: targets of shape {jnp.shape(targets)} and dtype {jnp.result_type(targets)} "
-            f"for outputs of shape {outputs.shape}; give integer labels of shape "
-            f"{outputs.shape[:-1]} or distributions of shape {outputs.shape}"
-        )
-
-
-def valid_classes(outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
-    """Labels in 0..k-1; distributions non-negative with sum one."""
-    if is_labels(outputs, targets):
-        return (targets >= 0) & (targets < outputs.shape[-1])
     y = targets.astype(outputs.dtype)
-    rounding = 1e-3  # distributions often come from float16 or from text
-    return jnp.all(y >= 0, axis=-1) & (jnp.abs(jnp.sum(y, axis=-1) - 1) <= rounding)
+    total = jnp.sum(y, axis=-1, keepdims=True)
+    return y / jnp.where(total > 0, total, 1)
 
 
 def simplex_indicator(mu: Outputs) -> PerExample:
@@ -54,8 +40,33 @@ def simplex_indicator(mu: Outputs) -> PerExample:
     return jnp.where(inside, 0, jnp.inf).astype(mu.dtype)
 
 
+class ClassLoss(Loss):
+    """A loss whose targets are integer labels ``(*n,)`` or distributions ``(*n, k)``."""
+
+    def check(self, outputs: Any, targets: Any) -> None:
+        """Targets are integer labels or have the shape of the outputs."""
+        if not is_labels(outputs, targets) and jnp.shape(targets) != outputs.shape:
+            raise ValueError(
+                f"{type(self).__name__}: targets of shape {jnp.shape(targets)} and dtype "
+                f"{jnp.result_type(targets)} for outputs of shape {outputs.shape}; give integer "
+                f"labels of shape {outputs.shape[:-1]} or distributions of shape {outputs.shape}"
+            )
+
+    def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
+        """Labels lie in 0..k-1, distributions in the simplex."""
+        if is_labels(outputs, targets):
+            return (targets >= 0) & (targets < outputs.shape[-1])
+        y = targets.astype(outputs.dtype)
+        rounding = 1e-3  # distributions often come from float16 or from text
+        return jnp.all(y >= 0, axis=-1) & (jnp.abs(jnp.sum(y, axis=-1) - 1) <= rounding)
+
+    def allowed(self, outputs: Any) -> str:
+        """Labels in 0..k-1, or distributions."""
+        return f"labels 0..{outputs.shape[-1] - 1}, or non-negative rows that sum to one"
+
+
 @dataclasses.dataclass(frozen=True)
-class Logistic(Loss):
+class Logistic(ClassLoss):
     r"""The multiclass logistic loss :math:`\ell(f) = \mathrm{LSE}(f) - \langle f, y \rangle`.
 
     With :math:`s = \mathrm{softmax}(f)` and :math:`r = \sqrt s`: :math:`\nabla \ell = s - y`,
@@ -69,18 +80,6 @@ class Logistic(Loss):
         >>> Logistic().grad(jnp.zeros((1, 2)), jnp.array([0]))
         Array([[-0.5,  0.5]], dtype=float32)
     """
-
-    def check(self, outputs: Any, targets: Any) -> None:
-        """Targets are integer labels or distributions."""
-        check_classes("Logistic", outputs, targets)
-
-    def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
-        """Labels lie in 0..k-1, distributions in the simplex."""
-        return valid_classes(outputs, targets)
-
-    def allowed(self, outputs: Any) -> str:
-        """Labels in 0..k-1, or distributions."""
-        return f"labels 0..{outputs.shape[-1] - 1}, or non-negative rows that sum to one"
 
     def value(self, outputs: Outputs, targets: Targets) -> PerExample:
         r""":math:`\mathrm{LSE}(f) - \langle f, y \rangle`."""

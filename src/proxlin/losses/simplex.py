@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proxlin.losses.base import Factor, Loss, Outputs, PerExample, per_example
+from proxlin.losses.base import Factor, Outputs, PerExample, per_example
 from proxlin.losses.logistic import (
+    ClassLoss,
     Targets,
     as_distribution,
-    check_classes,
     is_labels,
     simplex_indicator,
-    valid_classes,
 )
 
 
@@ -40,7 +39,7 @@ def project_simplex(z: Outputs) -> Outputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hinge(Loss):
+class Hinge(ClassLoss):
     r"""The multiclass hinge loss of Crammer and Singer.
 
     .. math:: \ell(f) = \max_j (f_j + 1 - y_j) - \langle f, y \rangle, \qquad
@@ -58,13 +57,9 @@ class Hinge(Loss):
     differentiable: ClassVar[bool] = False
     twice_differentiable: ClassVar[bool] = False
 
-    def check(self, outputs: Any, targets: Any) -> None:
-        """Targets are integer labels or one-hot rows."""
-        check_classes("Hinge", outputs, targets)
-
     def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
         """Labels lie in 0..k-1, rows are one-hot."""
-        valid = valid_classes(outputs, targets)
+        valid = super().valid(outputs, targets)
         if is_labels(outputs, targets):
             return valid
         return valid & jnp.all((targets == 0) | (targets == 1), axis=-1)
@@ -105,7 +100,7 @@ class Hinge(Loss):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparsemax(Loss):
+class Sparsemax(ClassLoss):
     r"""The sparsemax loss, whose predictions are projections onto the simplex.
 
     .. math:: \ell(f) = \max_{\mu \in \triangle} \langle f, \mu - y \rangle
@@ -122,18 +117,6 @@ class Sparsemax(Loss):
         >>> Sparsemax().grad(jnp.array([[3.0, 0.0]]), jnp.array([1]))
         Array([[ 1., -1.]], dtype=float32)
     """
-
-    def check(self, outputs: Any, targets: Any) -> None:
-        """Targets are integer labels or distributions."""
-        check_classes("Sparsemax", outputs, targets)
-
-    def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
-        """Labels lie in 0..k-1, distributions in the simplex."""
-        return valid_classes(outputs, targets)
-
-    def allowed(self, outputs: Any) -> str:
-        """Labels in 0..k-1, or distributions."""
-        return f"labels 0..{outputs.shape[-1] - 1}, or non-negative rows that sum to one"
 
     def value(self, outputs: Outputs, targets: Targets) -> PerExample:
         r""":math:`\langle f, \mu - y \rangle - \tfrac12 (\|\mu\|^2 - \|y\|^2)`."""
