@@ -19,7 +19,7 @@ from tests.cases import LOSSES, SUBPROBLEMS, flat, network, problem, relative_er
 
 dense = jax.jit(cases.dense, static_argnames=("name", "model"))
 
-TAUS = (0, 1, 2, 3, 4, 5, 7, 10)
+TAUS = tuple(range(11))
 GAMMAS = tuple(10.0**e for e in range(-4, 5))
 DTYPES = {"f32": jnp.float32, "f64": jnp.float64}
 

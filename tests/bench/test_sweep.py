@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from proxlin.bench import figures, records, storage, sweep
-from proxlin.bench.errors import UsageError
+from proxlin.bench.errors import Interrupted, UsageError
 from proxlin.bench.train import Watch
 from tests.bench.test_train import HERE, fake
+from tests.bench.toys import At
 
 ENDED = "finished"
 
@@ -138,16 +142,40 @@ def test_a_process_that_the_system_killed_was_out_of_memory(tmp_path, monkeypatc
     configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = 0.1 }')
     folder = configs[0].folder(tmp_path / "runs")
 
-    def killed(arguments, check):
+    def killed(arguments):
         assert arguments[1:4] == ["-m", "proxlin.bench", "train"]
         made, _ = run(configs, tmp_path / "elsewhere")
         folder.mkdir(parents=True)
         records.write_run(folder, {**made[0].meta, "status": "running"})
-        return subprocess.CompletedProcess(arguments, -9)
+        return real([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
 
-    monkeypatch.setattr(sweep.subprocess, "run", killed)
+    real = subprocess.Popen
+    monkeypatch.setattr(sweep.subprocess, "Popen", killed)
     runs, _ = run(configs, tmp_path / "runs", isolate=True)
     assert runs[0].status == "oom" and "memory" in runs[0].meta["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_sweep_and_the_next_one_goes_on(tmp_path, number):
+    configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = [0.1, 0.2], epochs = 3 }')
+    stop = At(7, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted) as caught:
+        sweep.run(configs, tmp_path / "runs", watch=lambda config: stop, tell=lambda line: None)
+    assert caught.value.exit_code == 128 + number
+    runs, _ = run(configs, tmp_path / "runs")
+    assert [r.status for r in runs] == ["finished"] * 2 and runs[0].meta["resumed"] == 1
+
+
+def test_a_signal_leaves_a_process_of_its_own_the_time_to_save():
+    slow = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); print(flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow + "; time.sleep(60)"], stdout=subprocess.PIPE
+    )
+    process.stdout.readline()  # it listens
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    assert sweep._wait(process) == 143
 
 
 def test_a_process_of_its_own_makes_the_same_run(tmp_path):

@@ -25,3 +25,11 @@ class StorageError(BenchError):
     """A folder that cannot be written, is in use, or holds damaged records."""
 
     exit_code = 5
+
+
+class Interrupted(BenchError):
+    """A signal ended the work after what was done had been saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by signal {number}; go on with the same command")
+        self.exit_code = 128 + number

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
+import signal
 import subprocess
 import sys
 import tomllib
@@ -18,8 +19,9 @@ from importlib import resources
 from typing import Any
 
 from proxlin.bench import records
-from proxlin.bench.errors import BenchError, StorageError, UsageError
+from proxlin.bench.errors import BenchError, DataError, Interrupted, StorageError, UsageError
 from proxlin.bench.records import Config, Run
+from proxlin.bench.signals import Signals
 from proxlin.bench.train import ENDED, Watch, train, with_defaults
 
 SCALES = ("smoke", "small", "paper")
@@ -114,6 +116,10 @@ def run(
 
     Returns:
         The records of the sweep that have ended.
+
+    Raises:
+        Interrupted: by a signal, after the run at hand was saved.
+        DataError, StorageError: for what would stop every run.
     """
     for number, config in enumerate(configs, start=1):
         label = f"[{number}/{len(configs)}] {describe(config)}"
@@ -136,7 +142,7 @@ def run(
         done = find([config], root)
         tell(f"{label}: {done[0].status if done else 'not finished'}")
         if done and done[0].status == "interrupted":
-            break
+            raise Interrupted(done[0].meta["signal"])
     return [r for r in find(configs, root) if r.status in ENDED]
 
 
@@ -189,17 +195,25 @@ def command(config: Config) -> list[str]:
 def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | None) -> None:
     place = ["--out", str(root), "--resume", *(["--data-dir", str(data_dir)] if data_dir else [])]
     arguments = [sys.executable, "-m", "proxlin.bench", *command(config), *place]
-    code = subprocess.run(arguments, check=False).returncode
-    if code in (-9, 137):  # what the kernel does when memory is exhausted
-        run = find([config], root)
-        if run:
-            meta = {
-                **run[0].meta,
-                "status": "oom",
-                "message": "killed by the system, for its memory",
-            }
-            records.write_run(run[0].folder, meta)
+    code = _wait(subprocess.Popen(arguments))
+    if code == -signal.SIGKILL:  # what the kernel does when memory is exhausted
+        for run in find([config], root):
+            meta = {**run.meta, "status": "oom", "message": "killed by the system, for its memory"}
+            records.write_run(run.folder, meta)
+    elif code in (DataError.exit_code, StorageError.exit_code):
+        raise BenchError("a run could not be made, see above")
     elif code == UsageError.exit_code:
         raise UsageError("see above")
-    elif code in (130, 143):
-        raise KeyboardInterrupt
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process, which gets the time to save itself when a signal comes."""
+    with Signals() as signals:
+        while True:
+            try:
+                return process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                if signals.received is not None:  # Ctrl-C reaches it too, and once is enough
+                    if signals.received == signal.SIGTERM:
+                        process.terminate()
+                    return process.wait()
