@@ -116,12 +116,13 @@ def test_what_is_finished_is_skipped(tmp_path):
     assert lines[0].endswith("already there") and lines[1].endswith("finished")
 
 
-def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path):
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path, isolate):
     configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = [0.1, 0.2] }')
     folder = configs[0].folder(tmp_path / "runs")
     folder.mkdir(parents=True)
     with storage.lock(folder):
-        runs, lines = run(configs, tmp_path / "runs")
+        runs, lines = run(configs, tmp_path / "runs", isolate=isolate)
     assert lines[0].endswith("another process is at it") and len(runs) == 1
 
 
@@ -141,10 +142,10 @@ def test_a_sweep_goes_on_after_failures(tmp_path, new_methods):
 def test_a_process_that_the_system_killed_was_out_of_memory(tmp_path, monkeypatch):
     configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = 0.1 }')
     folder = configs[0].folder(tmp_path / "runs")
+    made, _ = run(configs, tmp_path / "elsewhere")
 
     def killed(arguments):
         assert arguments[1:4] == ["-m", "proxlin.bench", "train"]
-        made, _ = run(configs, tmp_path / "elsewhere")
         folder.mkdir(parents=True)
         records.write_run(folder, {**made[0].meta, "status": "running"})
         return real([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
@@ -173,9 +174,10 @@ def test_a_signal_leaves_a_process_of_its_own_the_time_to_save():
     process = subprocess.Popen(
         [sys.executable, "-c", slow + "; time.sleep(60)"], stdout=subprocess.PIPE
     )
-    process.stdout.readline()  # it listens
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-    assert sweep._wait(process) == 143
+    with process:
+        process.stdout.readline()  # it listens
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        assert sweep._wait(process) == 143
 
 
 def test_a_process_of_its_own_makes_the_same_run(tmp_path):

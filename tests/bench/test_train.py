@@ -358,6 +358,15 @@ def test_memory_that_is_exhausted_is_a_status(tmp_path, new_methods, error):
     assert run.meta["steps"] == 2  # one call was to compile
 
 
+def test_memory_may_be_exhausted_by_the_first_step(tmp_path, new_methods):
+    def greedy(params, stats, state, inputs, targets):
+        raise MemoryError
+
+    new_methods("greedy", fake(greedy))
+    run = train(config("greedy"), tmp_path)
+    assert run.status == "oom" and run.meta["steps"] == 0
+
+
 def test_any_other_error_is_recorded_and_raised(tmp_path, new_methods):
     def broken(params, stats, state, inputs, targets):
         raise ZeroDivisionError("of the user's")
@@ -365,6 +374,8 @@ def test_any_other_error_is_recorded_and_raised(tmp_path, new_methods):
     new_methods("broken", fake(broken))
     with pytest.raises(ZeroDivisionError):
         train(config("broken"), tmp_path)
+    run = records.load_run(with_defaults(config("broken")).folder(tmp_path))
+    assert run.status == "failed" and run.meta["message"] == "ZeroDivisionError: of the user's"
 
 
 def test_a_budget_of_seconds_is_kept(tmp_path):
@@ -400,4 +411,4 @@ def test_steps_are_limited(tmp_path):
 def test_bad_input_is_refused_before_any_work(tmp_path, change, message):
     with pytest.raises(UsageError, match=message):
         train(Config(**{**config().as_dict(), **change}), tmp_path)
-    assert not list(tmp_path.rglob("metrics.jsonl"))
+    assert not list(tmp_path.iterdir())

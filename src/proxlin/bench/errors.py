@@ -27,6 +27,10 @@ class StorageError(BenchError):
     exit_code = 5
 
 
+class InUseError(StorageError):
+    """A folder that another process works on."""
+
+
 class Interrupted(BenchError):
     """A signal ended the work after what was done had been saved."""
 

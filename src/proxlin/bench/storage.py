@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from proxlin.bench.errors import StorageError
+from proxlin.bench.errors import InUseError, StorageError
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
@@ -86,7 +86,7 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
     """Holds a folder for this process; the system lets go of it however the process ends.
 
     Raises:
-        StorageError: if another process holds it; the message says which.
+        InUseError: if another process holds it; the message says which.
     """
     path = folder / "lock"
     with explained(folder, 100):
@@ -95,13 +95,22 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StorageError(
+            raise InUseError(
                 f"{folder} is in use by {_holder(path)}; wait for it, or choose another folder"
             ) from error
         stream.truncate(0)
         json.dump({"process": os.getpid(), "host": platform.node()}, stream)
         stream.flush()
         yield
+
+
+def in_use(folder: pathlib.Path) -> bool:
+    """Whether another process holds a folder."""
+    try:
+        with lock(folder) if folder.exists() else contextlib.nullcontext():
+            return False
+    except InUseError:
+        return True
 
 
 def _holder(path: pathlib.Path) -> str:

@@ -18,8 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from typing import Any
 
-from proxlin.bench import records
-from proxlin.bench.errors import BenchError, DataError, Interrupted, StorageError, UsageError
+from proxlin.bench import records, storage
+from proxlin.bench.errors import (
+    BenchError,
+    DataError,
+    Interrupted,
+    InUseError,
+    StorageError,
+    UsageError,
+)
 from proxlin.bench.records import Config, Run
 from proxlin.bench.signals import Signals
 from proxlin.bench.train import ENDED, Watch, train, with_defaults
@@ -131,9 +138,7 @@ def run(
                 _in_process(config, root, data_dir)
             else:
                 train(config, root, data_dir=data_dir, resume=True, watch=watch(config))
-        except StorageError as error:
-            if "is in use" not in str(error):
-                raise
+        except InUseError:
             tell(f"{label}: another process is at it")
             continue
         except UsageError as error:  # e.g. a rival that is not installed
@@ -193,6 +198,8 @@ def command(config: Config) -> list[str]:
 
 
 def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | None) -> None:
+    if storage.in_use(config.folder(root)):
+        raise InUseError(f"{config.folder(root)} is in use")
     place = ["--out", str(root), "--resume", *(["--data-dir", str(data_dir)] if data_dir else [])]
     arguments = [sys.executable, "-m", "proxlin.bench", *command(config), *place]
     code = _wait(subprocess.Popen(arguments))

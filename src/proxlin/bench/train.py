@@ -6,7 +6,6 @@ are off it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import pathlib
@@ -21,7 +20,7 @@ from jaxtyping import Array
 
 from proxlin.bench import checkpoints, methods, records, storage, tasks
 from proxlin.bench.environment import environment
-from proxlin.bench.errors import StorageError, UsageError
+from proxlin.bench.errors import BenchError, StorageError, UsageError
 from proxlin.bench.methods import Report, Trainer
 from proxlin.bench.records import Config, Run
 from proxlin.bench.signals import Signals
@@ -126,10 +125,11 @@ def train(
             )
     task = tasks.load(config.task, data_dir)
     trainer = methods.build(config.method, task, config.options)
+    loop = _Loop(config, folder, task, trainer, watch, checkpoint_seconds)
     state = _first(task, trainer, config)
     storage.check_folder(folder, (checkpoints.KEEP + 1) * checkpoints.size(state) + 2**20)
     with storage.lock(folder):
-        return _Loop(config, folder, task, trainer, watch, checkpoint_seconds).run(state)
+        return loop.run(state)
 
 
 def with_defaults(config: Config) -> Config:
@@ -187,27 +187,31 @@ class _Loop:
         }
 
     def run(self, state: State) -> Run:
-        self._begin(state)
-        self.watch.started(self.config, self.progress.step, self.total)
+        self.state, self.progress = state, Progress()
         try:
+            self._begin()
+            self.watch.started(self.config, self.progress.step, self.total)
             with Signals() as signals:
                 status, message = self._steps(signals)
                 self.meta["signal"] = signals.received
+        except BenchError:
+            raise  # not the run's fault: its record stays as it is
         except Exception as error:
             status, message = _failure(error)
-            with contextlib.suppress(StorageError):  # the first fault is the one to be told
-                self._write(status, message)
-            self.watch.ended(status, message)
+            self._end(status, message)
             if status == "failed":
                 raise
         else:
-            self._write(status, message)
-            self.watch.ended(status, message)
+            self._end(status, message)
         return records.load_run(self.folder)
 
-    def _begin(self, state: State) -> None:
-        found = checkpoints.restore(self.folder / "checkpoints", state)
-        self.state, self.progress = state, Progress()
+    def _end(self, status: str, message: str) -> None:
+        self._write(status, message)
+        self.watch.ended(status, message)
+
+    def _begin(self) -> None:
+        """Goes back to the newest checkpoint, or to the start, and compiles."""
+        found = checkpoints.restore(self.folder / "checkpoints", self.state)
         if found is None:
             (self.folder / "metrics.jsonl").unlink(missing_ok=True)
             self._write("running", "")
