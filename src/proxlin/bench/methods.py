@@ -73,52 +73,32 @@ class Trainer(NamedTuple):
 # ---- ours --------------------------------------------------------------------------------------
 
 
-def spl(
-    task: Task,
-    *,
-    gamma: float = 1.0,
-    inner: int = 2,
-    subproblem: str = "dual",
-    curvature_size: int | None = None,
-) -> Trainer:
-    """Stochastic prox-linear steps of fixed gamma."""
-    return _rule(task, proxlin.Fixed(gamma), inner, subproblem, curvature_size)
+def _by(rule: Callable[[float], StepRule], what: str) -> Callable[..., Trainer]:
+    """Prox-linear steps with a step rule, which takes gamma."""
 
+    def method(
+        task: Task,
+        *,
+        gamma: float = 1.0,
+        inner: int = 2,
+        subproblem: str = "dual",
+        curvature_size: int | None = None,
+    ) -> Trainer:
+        return _prox_linear(
+            task,
+            proxlin.prox_linear(
+                task.network.apply,
+                task.loss,
+                step=rule(gamma),
+                init_aux=(),
+                has_aux=True,
+                curvature_size=curvature_size,
+                **_options(inner, subproblem),
+            ),
+        )
 
-def armijo_spl(
-    task: Task,
-    *,
-    gamma: float = 1.0,
-    inner: int = 2,
-    subproblem: str = "dual",
-    curvature_size: int | None = None,
-) -> Trainer:
-    """Prox-linear steps whose length is found by Armijo's rule."""
-    return _rule(task, proxlin.Armijo(gamma), inner, subproblem, curvature_size)
-
-
-def model_step(
-    task: Task,
-    *,
-    gamma: float = 1.0,
-    inner: int = 2,
-    subproblem: str = "dual",
-    curvature_size: int | None = None,
-) -> Trainer:
-    """Prox-linear steps whose length minimises the convex model."""
-    return _rule(task, proxlin.ModelStep(gamma), inner, subproblem, curvature_size)
-
-
-def trust_region(
-    task: Task,
-    *,
-    gamma: float = 1.0,
-    inner: int = 2,
-    subproblem: str = "dual",
-    curvature_size: int | None = None,
-) -> Trainer:
-    """Prox-linear steps whose gamma follows the ratio of actual and predicted decrease."""
-    return _rule(task, proxlin.TrustRegion(gamma), inner, subproblem, curvature_size)
+    method.__doc__ = what
+    return method
 
 
 def _inside(
@@ -134,7 +114,6 @@ def _inside(
         inner: int = 2,
         subproblem: str = "dual",
     ) -> Trainer:
-        options = _options(inner, subproblem, None)
         return _prox_linear(
             task,
             proxlin.direction_as_gradient(
@@ -144,7 +123,7 @@ def _inside(
                 gamma=gamma,
                 init_aux=(),
                 has_aux=True,
-                **options,
+                **_options(inner, subproblem),
             ),
         )
 
@@ -152,26 +131,10 @@ def _inside(
     return method
 
 
-def _rule(
-    task: Task, rule: StepRule, inner: int, subproblem: str, curvature_size: int | None
-) -> Trainer:
-    options = _options(inner, subproblem, curvature_size)
-    return _prox_linear(
-        task,
-        proxlin.prox_linear(
-            task.network.apply, task.loss, step=rule, init_aux=(), has_aux=True, **options
-        ),
-    )
-
-
-def _options(inner: int, subproblem: str, curvature_size: int | None) -> dict[str, Any]:
+def _options(inner: int, subproblem: str) -> dict[str, Any]:
     if subproblem not in SUBPROBLEMS:
         raise UsageError(f"subproblem is {subproblem!r}; it must be one of {list(SUBPROBLEMS)}")
-    return {
-        "subproblem": SUBPROBLEMS[subproblem],
-        "solver": proxlin.CG(inner),
-        "curvature_size": curvature_size,
-    }
+    return {"subproblem": SUBPROBLEMS[subproblem], "solver": proxlin.CG(inner)}
 
 
 def _prox_linear(task: Task, optimizer: optax.GradientTransformationExtraArgs) -> Trainer:
@@ -193,7 +156,7 @@ def _prox_linear(task: Task, optimizer: optax.GradientTransformationExtraArgs) -
             jvps=new.info.jvps,
             vjps=new.info.vjps,
             eta=new.eta,
-            gamma=state.gamma if new.gamma is None else new.gamma,
+            gamma=new.gamma,
             residual=new.info.residual,
             refused=new.refused > state.refused,
             finite=new.info.status != Status.NON_FINITE,
@@ -278,10 +241,10 @@ def _report(value: Array, finite: Array) -> Report:
 _momentum = lambda stepsize: optax.sgd(stepsize, momentum=0.9)
 
 METHODS: Mapping[str, Callable[..., Trainer]] = {
-    "spl": spl,
-    "armijo-spl": armijo_spl,
-    "model-step": model_step,
-    "trust-region": trust_region,
+    "spl": _by(proxlin.Fixed, "Stochastic prox-linear steps of fixed gamma."),
+    "armijo-spl": _by(proxlin.Armijo, "Prox-linear steps with lengths by Armijo's rule."),
+    "model-step": _by(proxlin.ModelStep, "Prox-linear steps that minimise the convex model."),
+    "trust-region": _by(proxlin.TrustRegion, "Prox-linear steps whose gamma follows the decrease."),
     "spl-sgd": _inside(optax.sgd, 1.0, "SGD"),
     "spl-momentum": _inside(_momentum, 0.1, "SGD with momentum 0.9"),
     "spl-adam": _inside(optax.adam, 1e-3, "Adam"),
