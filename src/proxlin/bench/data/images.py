@@ -29,7 +29,7 @@ SHORT_SIDE = 256
 """The short side of an image, in the pixels of the crop."""
 
 MAX_PIXELS = 2**26
-"""An image with more is refused before it is unpacked. The largest of ImageNet has 61 million."""
+"""An image with more is refused before it is unpacked."""
 
 _LAYOUT = (
     "train/ and val/ with one folder of JPEG files for each class (val/ sorted into the same "
@@ -213,7 +213,7 @@ def read_crop(
     from PIL import Image
 
     try:
-        # One file of ImageNet is a PNG in spite of its name.
+        # Folders of JPEGs may hold a PNG in spite of its name.
         with Image.open(path, formats=["JPEG", "PNG"]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
