@@ -8,8 +8,8 @@ from proxlin.bench import methods
 
 @pytest.fixture(autouse=True)
 def ordinary_promotion():
-    """Optax's own optimizers count on it."""
-    with jax.numpy_dtype_promotion("standard"):
+    """Optax's own optimizers count on it, and so may tasks of users."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 

@@ -10,7 +10,6 @@ import pytest
 import proxlin
 from proxlin.bench import models
 from proxlin.bench.errors import UsageError
-from tests.quick import jit
 
 IMAGE = (8, 8, 1)
 NETWORKS = {
@@ -139,22 +138,22 @@ def check_close(got, want):
 @pytest.mark.parametrize("train", [True, False])
 def test_residual_network(train):
     network = models.resnet((64, 66, 2), 3, blocks=(1, 1), width=4)
-    params, stats = jit(network.init)(jax.random.key(0))
+    params, stats = jax.jit(network.init)(jax.random.key(0))
     params, stats = randomised(params, 1), randomised(stats, 2)
     x = inputs_of((64, 66, 2), m=3)
     want, after = residual_reference(*doubles((params, x, stats)), train)
     if train:
-        check_close(jit(network.apply)(params, x, stats), (want, after))
+        check_close(jax.jit(network.apply)(params, x, stats), (want, after))
     else:
-        check_close(jit(network.predict)(params, x, stats), want)
+        check_close(jax.jit(network.predict)(params, x, stats), want)
 
 
 def test_statistics_find_those_of_the_data():
     """On one batch over and over, evaluation tends to what training does."""
     network = NETWORKS["resnet"]
-    params, stats = jit(network.init)(jax.random.key(0))
+    params, stats = jax.jit(network.init)(jax.random.key(0))
     x = inputs_of(IMAGE)
-    apply, predict = jit(network.apply), jit(network.predict)
+    apply, predict = jax.jit(network.apply), jax.jit(network.predict)
     before = predict(params, x, stats)
     for _ in range(150):
         outputs, stats = apply(params, x, stats)
@@ -172,7 +171,7 @@ def test_small_images_keep_their_size():
 def test_convnet_and_cnn():
     x = inputs_of(IMAGE)
     for name, pool in (("convnet", average_pool), ("cnn", lambda x: x)):
-        params, stats = jit(NETWORKS[name].init)(jax.random.key(0))
+        params, stats = jax.jit(NETWORKS[name].init)(jax.random.key(0))
         params = randomised(params, 1)
         p, want = doubles((params, x))
         convs = [p["conv1"], p["conv2"]] if name == "convnet" else p["convs"]
@@ -183,15 +182,15 @@ def test_convnet_and_cnn():
             want = silu(want @ p["dense1"]["w"] + p["dense1"]["b"])
         last = p["dense2"] if name == "convnet" else p["dense"]
         want = want @ last["w"] + last["b"]
-        outputs = jit(NETWORKS[name].predict)(params, x)
+        outputs = jax.jit(NETWORKS[name].predict)(params, x)
         np.testing.assert_allclose(outputs, want, rtol=2e-4, atol=1e-4)
-        np.testing.assert_array_equal(jit(NETWORKS[name].apply)(params, x, stats)[0], outputs)
+        np.testing.assert_array_equal(jax.jit(NETWORKS[name].apply)(params, x, stats)[0], outputs)
 
 
 def test_perceptrons():
     x = inputs_of(IMAGE)
     for name in ("linear", "mlp"):
-        params, _ = jit(NETWORKS[name].init)(jax.random.key(0))
+        params, _ = jax.jit(NETWORKS[name].init)(jax.random.key(0))
         params = randomised(params, 1)
         *hidden, last = doubles(params)
         want = np.asarray(x, np.float64).reshape(len(x), -1)
@@ -199,7 +198,7 @@ def test_perceptrons():
             want = silu(want @ layer["w"] + layer["b"])
         want = want @ last["w"] + last["b"]
         np.testing.assert_allclose(
-            jit(NETWORKS[name].predict)(params, x), want, rtol=2e-4, atol=1e-4
+            jax.jit(NETWORKS[name].predict)(params, x), want, rtol=2e-4, atol=1e-4
         )
     assert len(hidden) == 2
 
@@ -209,7 +208,7 @@ def test_perceptrons():
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_init_is_a_function_of_the_key(name):
-    one, again, other = (jit(NETWORKS[name].init)(jax.random.key(i)) for i in (0, 0, 1))
+    one, again, other = (jax.jit(NETWORKS[name].init)(jax.random.key(i)) for i in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, one, again)
     kernels = lambda tree: [np.asarray(x) for x in jax.tree.leaves(tree) if x.ndim > 1]
     assert all((a != b).all() for a, b in zip(kernels(one), kernels(other), strict=True))
@@ -224,16 +223,16 @@ def test_init_is_a_function_of_the_key(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_direction_descends(name):
     network = NETWORKS[name]
-    params, stats = jit(network.init)(jax.random.key(0))
+    params, stats = jax.jit(network.init)(jax.random.key(0))
     x, y = inputs_of(IMAGE), jnp.arange(6) % 10
     fn = proxlin.value_and_direction(network.apply, proxlin.Logistic(), has_aux=True)
-    (value, info), d = jit(fn)(params, x, y, stats)
+    (value, info), d = jax.jit(fn)(params, x, y, stats)
     assert {leaf.dtype for leaf in jax.tree.leaves((params, stats, value, d, info.aux))} == {
         np.dtype("float32")
     }
     assert jax.tree.structure(info.aux) == jax.tree.structure(stats)
     assert info.slope > 0
-    loss = jit(lambda w: proxlin.Logistic().value(network.apply(w, x, stats)[0], y).mean())
+    loss = jax.jit(lambda w: proxlin.Logistic().value(network.apply(w, x, stats)[0], y).mean())
     short = jax.tree.map(lambda w, u: w - 0.01 * u, params, d)
     np.testing.assert_allclose(loss(params), value, rtol=1e-5)
     assert loss(short) < value
@@ -241,12 +240,12 @@ def test_direction_descends(name):
 
 def test_direction_through_max_pooling():
     network = models.resnet((64, 64, 1), 3, blocks=(1,), width=2)
-    params, stats = jit(network.init)(jax.random.key(0))
+    params, stats = jax.jit(network.init)(jax.random.key(0))
     x, y = inputs_of((64, 64, 1), m=2), jnp.array([0, 2])
     fn = proxlin.value_and_direction(network.apply, proxlin.Logistic(), has_aux=True)
-    (_, info), _ = jit(fn)(params, x, y, stats)
+    (_, info), _ = jax.jit(fn)(params, x, y, stats)
     loss = lambda w: proxlin.Logistic().value(network.apply(w, x, stats)[0], y).mean()
-    want = jit(jax.grad(loss))(params)
+    want = jax.jit(jax.grad(loss))(params)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), info.grad, want
     )

@@ -10,7 +10,6 @@ import pytest
 
 from proxlin.bench.errors import UsageError
 from proxlin.bench.rivals.shampoo import shampoo
-from tests.quick import jit
 
 SHAPES = {"dense": (7, 5), "bias": (5,), "kernel": (3, 3, 2, 4), "scale": ()}
 EPSILON = 1e-3  # so large that float32 has the eigenvalues right
@@ -28,7 +27,7 @@ def singles(tree):
 def run(optimizer, grads):
     """The updates for these gradients, one after the other."""
     state = optimizer.init(singles(grads[0]))
-    update, all_updates = jit(optimizer.update), []
+    update, all_updates = jax.jit(optimizer.update), []
     for g in grads:
         updates, state = update(singles(g), state)
         all_updates.append(updates)
@@ -135,7 +134,7 @@ def test_badly_conditioned_quadratic():
             return (optax.apply_updates(w, updates), state), None
 
         run = lambda w: jax.lax.scan(step, (w, optimizer.init(w)), length=200)[0][0]
-        return float(objective(jit(run)(start)))
+        return float(objective(jax.jit(run)(start)))
 
     sgd = min(after(optax.sgd(rate, momentum=0.9)) for rate in (0.1, 0.3, 1.0, 2.0, 3.0, 3.5))
     best = min(after(shampoo(rate, root_every=1, graft=False)) for rate in (0.3, 1.0, 3.0, 10.0))
