@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import proxlin
-from proxlin.bench import models
+from proxlin.bench import methods, models, tasks
 from proxlin.bench.errors import UsageError
 from proxlin.bench.rivals.kfac import kfac
 
@@ -101,3 +101,19 @@ def test_labels_must_be_integers():
     inputs, targets = batch_of()
     with pytest.raises(UsageError, match="targets of dtype float32: it takes integer labels"):
         optimizer.step(params, (), state, inputs, targets.astype(jnp.float32))
+
+
+def test_a_step_that_is_not_finite_is_refused():
+    task = tasks.load("digits-mlp")
+    trainer = methods.build("kfac", task, {"stepsize": 1e-3})
+    params, stats = task.init(0)
+    state = trainer.init(params, stats)
+    inputs, targets = next(task.dataset.train.epoch(0, 0, 32))
+    broken = np.where(np.arange(32)[:, None, None, None] == 5, np.nan, inputs).astype(np.float32)
+    kept, _, state, report = trainer.step(params, stats, state, broken, targets)
+    assert report.refused and not report.finite
+    for new, old in zip(leaves(kept), leaves(params), strict=True):
+        np.testing.assert_array_equal(new, old)
+    moved, _, _, report = trainer.step(kept, stats, state, inputs, targets)
+    assert not report.refused
+    assert any(np.any(a != b) for a, b in zip(leaves(moved), leaves(params), strict=True))

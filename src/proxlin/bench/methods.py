@@ -196,17 +196,17 @@ def kfac(task: Task, *, stepsize: float = 0.01, damping: float = 1e-3) -> Traine
     inner = rival.kfac(
         task.network, task.loss, task.dataset.shape, stepsize=stepsize, damping=damping
     )
-    prepare = jax.jit(task.dataset.prepare)
+    prepare, refuse = jax.jit(task.dataset.prepare), jax.jit(_refuse_if_not_finite)
 
     def step(params: Any, stats: Any, state: Any, inputs: Any, targets: Any) -> Any:
-        found = inner.step(params, stats, state, prepare(inputs), jnp.asarray(targets))
-        return (*found[:3], _report(found[3]["value"], jnp.isfinite(found[3]["value"])))
+        *new, info = inner.step(params, stats, state, prepare(inputs), jnp.asarray(targets))
+        return refuse(info["value"], tuple(new), (params, stats, state))
 
     return Trainer(inner.init, step)
 
 
 def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
-    """Gradient steps; one that is not finite is refused, as all methods here refuse it."""
+    """Gradient steps of an Optax optimizer."""
     extended = optax.with_extra_args_support(optimizer)
 
     @jax.jit
@@ -221,19 +221,19 @@ def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
         updates, new_state = extended.update(
             grad, state, params, value=value, grad=grad, value_fn=lambda w: objective(w)[0]
         )
-        finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(updates))
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-        new = keep(
-            (optax.apply_updates(params, updates), new_stats, new_state), (params, stats, state)
-        )
-        return (*new, _report(value, finite))
+        new = (optax.apply_updates(params, updates), new_stats, new_state)
+        return _refuse_if_not_finite(value, new, (params, stats, state))
 
     return Trainer(lambda params, stats: extended.init(params), step)
 
 
-def _report(value: Array, finite: Array) -> Report:
+def _refuse_if_not_finite(value: Array, new: tuple[Any, ...], old: tuple[Any, ...]) -> Any:
+    """The step of a gradient method, refused as ours refuse it: all stays as it was."""
+    finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(new[0]))
+    kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     none, nan = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
-    return Report(value, none, none + 1, nan, nan, nan, ~finite, finite)
+    report = Report(value, none, none + 1, nan, nan, nan, ~finite, finite)
+    return (*kept, report)
 
 
 # ---- by name -----------------------------------------------------------------------------------
