@@ -1,9 +1,9 @@
-"""A task of one's own for the bench, compared from the command line:
+"""A task of one's own for the bench, compared from the command line.
 
-    proxlin train --task examples/own_task.py:wave --method armijo-spl --epochs 100 --batch-size 64
-    proxlin train --task examples/own_task.py:wave --method adam --epochs 100 --batch-size 64
-    proxlin sweep examples/own_sweep.toml
-    proxlin figure comparison --sweep examples/own_sweep.toml
+proxlin train --task examples/own_task.py:wave --method armijo-spl --epochs 100 --batch-size 64
+proxlin train --task examples/own_task.py:wave --method adam --epochs 100 --batch-size 64
+proxlin sweep examples/own_sweep.toml
+proxlin figure comparison --sweep examples/own_sweep.toml
 """
 
 import jax
