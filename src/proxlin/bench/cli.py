@@ -251,7 +251,7 @@ def common(
 
 def main() -> None:
     """The entry point: keeps compiled programs, as most runs compile the same ones again."""
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(cache / "proxlin" / "xla"))
     app()
