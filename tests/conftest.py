@@ -26,7 +26,7 @@ settings.register_profile(
     "proxlin",
     deadline=None,
     derandomize=True,
-    max_examples=12,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )
 settings.load_profile("proxlin")

@@ -29,7 +29,7 @@ def start(asked, out):
     command = [
         *(sys.executable, "-m", "proxlin.bench", "train"),
         *("--task", asked.task, "--method", asked.method, "--epochs", str(asked.epochs)),
-        *("--evals-per-epoch", "2", "--checkpoint-seconds", "0.05", "--out", str(out), "--resume"),
+        *("--evals-per-epoch", "2", "--checkpoint-seconds", "0.5", "--out", str(out), "--resume"),
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -85,5 +85,5 @@ def test_killed_twice(tmp_path):
 
 @pytest.mark.slow
 def test_killed_twenty_times(tmp_path):
-    survived = chaos(tmp_path, steps=3000, kills=20)
+    survived = chaos(tmp_path, steps=12_000, kills=20)
     assert survived.meta["resumed"] >= 10

@@ -157,8 +157,8 @@ def _convolution_block(kfac_jax: Any) -> Any:
 def _compute_inputs_stats(block: Any, inputs: Images, weighting_array: None = None) -> Array:
     """Second moments of the patches that a convolution sees, by one product of matrices.
 
-    kfac-jax sums over shifts of the images in a loop of convolutions, which takes XLA:CPU a minute
-    where this takes a second (https://github.com/jax-ml/jax/issues/12868). The result is the same.
+    kfac-jax sums over shifts of the images in a loop of convolutions, which are slow on XLA:CPU
+    (https://github.com/jax-ml/jax/issues/12868). The result is the same.
     """
     _, height, width, _ = inputs.shape
     size, _ = block.weights_spatial_shape
