@@ -17,8 +17,6 @@ from proxlin.bench.train import Watch
 from tests.bench.test_train import HERE, fake
 from tests.bench.toys import At
 
-ENDED = "finished"
-
 
 def written(tmp_path, text):
     path = tmp_path / "own.toml"
@@ -198,7 +196,7 @@ def test_all_figures_at_smoke_scale(tmp_path):
     done = proxlin("sweep", "all", "--scale", "smoke", "--json")
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)
-    assert {run["status"] for run in runs} == {ENDED}
+    assert {run["status"] for run in runs} == {"finished"}
     expected = {c.hash for name in sweep.names() for c in sweep.load(name, "smoke")}
     assert {json.loads(p.read_text())["hash"] for p in tmp_path.rglob("run.json")} == expected
     for name in ("drop-in", "resnet-imagenet"):  # each start of Python takes seconds

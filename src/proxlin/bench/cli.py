@@ -17,6 +17,7 @@ from rich.table import Table
 import proxlin
 from proxlin.bench import data as datasets
 from proxlin.bench import demo, figures, methods, records, report, sweep, tasks
+from proxlin.bench.data.places import cache
 from proxlin.bench.display import Bar, downloads, summary
 from proxlin.bench.errors import BenchError, DataError, UsageError
 from proxlin.bench.records import Config, Run
@@ -252,8 +253,7 @@ def common(
 def main() -> None:
     """The entry point: keeps compiled programs, as most runs compile the same ones again."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-        jax.config.update("jax_compilation_cache_dir", str(cache / "proxlin" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache() / "xla"))
     app()
 
 

@@ -50,8 +50,8 @@ def run(epochs: int, seeds: Sequence[int], out: pathlib.Path, console: Console) 
     with tempfile.TemporaryDirectory() as folder:
         runs = _compare(epochs, seeds, pathlib.Path(folder), console)
     figures.draw("comparison", runs, out / "demo.png", "demo")
-    record = [{**run.meta, "metrics": run.metrics} for run in runs]
-    storage.write_atomically(out / "demo.json", json.dumps(record, indent=1) + "\n")
+    record = ",\n".join(json.dumps({**run.meta, "metrics": run.metrics}) for run in runs)
+    storage.write_atomically(out / "demo.json", f"[\n{record}\n]\n")
     console.print(_table(runs))
     console.print(_remark(runs))
     console.print(

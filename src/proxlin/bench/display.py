@@ -35,7 +35,6 @@ class Bar(Watch):
         self._console, self._label = console, label
         self._progress: Progress | None = None
         self._task = TaskID(0)
-        self._losses = ""
 
     def started(self, config: Config, step: int, total: int) -> None:
         """Shows the bar, from where a resumed run goes on."""
@@ -62,14 +61,12 @@ class Bar(Watch):
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """Shows the newest numbers."""
-        self._losses = summary(line)
+        losses = summary(line)
         if self._progress:
-            self._progress.update(self._task, losses=self._losses)
+            self._progress.update(self._task, losses=losses)
         elif not self._console.is_terminal:
             epoch = f"epoch {line['epoch']:.2f}, {line['seconds']:.1f} s"
-            self._console.print(
-                f"{self._label}: {epoch}, {self._losses}", soft_wrap=True, markup=False
-            )
+            self._console.print(f"{self._label}: {epoch}, {losses}", soft_wrap=True, markup=False)
 
     def ended(self, status: str, message: str) -> None:
         """Leaves a last line."""

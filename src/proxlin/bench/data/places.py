@@ -9,14 +9,19 @@ from proxlin.bench.data.catalogue import Source
 from proxlin.bench.errors import DataError
 
 
+def cache() -> pathlib.Path:
+    """What belongs to this project in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base, "proxlin")
+
+
 def root(data_dir: pathlib.Path | None = None) -> pathlib.Path:
     """The folder with all datasets: as given, else ``PROXLIN_DATA``, else in the user's cache."""
     if data_dir is not None:
         return data_dir
     if given := os.environ.get("PROXLIN_DATA"):
         return pathlib.Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(cache, "proxlin", "data")
+    return cache() / "data"
 
 
 def locate(source: Source, data_dir: pathlib.Path | None = None) -> pathlib.Path:
