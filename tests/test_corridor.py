@@ -21,6 +21,7 @@ ROOMS = (
     "batch",
     "regularizers",
     "solvers",
+    "metrics",
     "subproblems",
     "direction",
     "steps",

@@ -42,6 +42,7 @@ METHODS = {
 NAMED = {
     "spl": functools.partial(proxlin.spl, gamma=0.5),
     "armijo_spl": functools.partial(proxlin.armijo_spl, gamma=3.0),
+    "auto": proxlin.auto,
 }
 ASCENDS = {"direction"}  # returns +d, for an optimizer that comes after it
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -457,9 +458,13 @@ def test_map_params_finds_parameter_like_states_alone(method):
     params, state = start(method)
     mapped = optax.tree.map_params(make(method), lambda v: v + 1, state)
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), mapped, state)
-    likes = 2 * len(jax.tree.leaves(params)) if method == "adam" else 0  # both moments
-    assert sum(jax.tree.leaves(changed)) == likes
-    assert sum(jax.tree.leaves(changed.then)) == likes
+    likes = 2 * len(jax.tree.leaves(params))
+    # Both moments of Adam; momentum and last step of auto, beside the two factors of each matrix.
+    assert sum(jax.tree.leaves(changed.then)) == (likes if method == "adam" else 0)
+    assert sum(jax.tree.leaves(changed.memory.momentum)) == (likes // 2 if method == "auto" else 0)
+    assert sum(jax.tree.leaves(changed.rule)) == (likes // 2 if method == "auto" else 0)
+    rest = changed._replace(then=(), memory=(), rule=())
+    assert not any(jax.tree.leaves(rest))
 
 
 def test_numbers_of_interest_are_found_in_any_chain():

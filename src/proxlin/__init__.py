@@ -13,9 +13,14 @@ from proxlin.losses import Loss as Loss
 from proxlin.losses import Sparsemax as Sparsemax
 from proxlin.losses import Squared as Squared
 from proxlin.losses import check_loss as check_loss
+from proxlin.metrics import Diagonal as Diagonal
+from proxlin.metrics import Euclidean as Euclidean
+from proxlin.metrics import Kronecker as Kronecker
+from proxlin.metrics import Metric as Metric
 from proxlin.optimizer import ProxLinearState as ProxLinearState
 from proxlin.optimizer import StepInfo as StepInfo
 from proxlin.optimizer import armijo_spl as armijo_spl
+from proxlin.optimizer import auto as auto
 from proxlin.optimizer import direction_as_gradient as direction_as_gradient
 from proxlin.optimizer import prox_linear as prox_linear
 from proxlin.optimizer import spl as spl
@@ -37,6 +42,7 @@ from proxlin.solvers import Status as Status
 from proxlin.steps import Armijo as Armijo
 from proxlin.steps import Fixed as Fixed
 from proxlin.steps import ModelStep as ModelStep
+from proxlin.steps import StochasticTrustRegion as StochasticTrustRegion
 from proxlin.steps import TrustRegion as TrustRegion
 from proxlin.subproblems import dual_convex as dual_convex
 from proxlin.subproblems import dual_quadratic as dual_quadratic

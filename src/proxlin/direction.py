@@ -24,16 +24,20 @@ from proxlin.linearize import (
     linearize,
 )
 from proxlin.losses import Loss
+from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
-from proxlin.solvers.system import count, dot, select
+from proxlin.solvers.system import Vector, add_scaled, count, dot, scale, select
 from proxlin.subproblems import (
     PartialLinearization,
     Proximity,
     Scalar,
     Subproblem,
+    Subsolution,
     check_combination,
+    check_memory,
     dual_quadratic,
+    vector_of,
 )
 
 
@@ -73,6 +77,22 @@ class Info(NamedTuple):
     gap: Scalar
 
 
+class Memory(NamedTuple):
+    r"""What directions learn from the steps before; a plain pytree, empty where not asked for.
+
+    Attributes:
+        metric: the state of the metric.
+        momentum: :math:`P d` of the last step, as far as it was taken.
+    """
+
+    metric: Any = ()
+    momentum: Params | tuple[()] = ()
+
+    def after(self, eta: Scalar) -> Memory:
+        """The same after a step of this length."""
+        return self._replace(momentum=scale(eta, self.momentum))
+
+
 @dataclasses.dataclass(frozen=True)
 class Direction:
     r"""A direction with all that a step rule may ask about it; lives inside one trace.
@@ -86,6 +106,8 @@ class Direction:
         plin: the convex model it comes from.
         pull: :math:`J^* \alpha`, where a regularizer makes the way along the direction an arc.
         predicts: whether ``info.predicted`` is known.
+        paired: the direction in the dtype of the algebra, and with a metric the pair of it.
+        memory: what to remember of this direction, if it is taken to its end.
         objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
             and with the same ``args``; what the model returns beside its outputs is discarded.
     """
@@ -98,6 +120,8 @@ class Direction:
     plin: PartialLinearization
     pull: Params | None
     predicts: bool
+    paired: Vector
+    memory: Memory
     objective: Callable[[Params], Scalar]
 
     @property
@@ -108,7 +132,20 @@ class Direction:
     @property
     def vector(self) -> Params:
         """The direction in the one dtype of the algebra."""
-        return jax.tree.map(lambda x: x.astype(self.value.dtype), self.d)
+        return vector_of(self.paired)
+
+    @property
+    def fraction(self) -> Scalar:
+        r"""How much of the slope of the gradient step the subproblem has kept.
+
+        :math:`\langle d, s \rangle / (\gamma \langle s, P^{-1} s \rangle)` for the linear term
+        :math:`s`: one where curvature is not felt, and less the more of it gamma lets through.
+        """
+        linear = self.plin.lift(self.plin.linear_term)
+        square = self.gamma * dot(linear, linear)
+        vanishes = square == 0
+        kept = dot(self.vector, self.plin.linear_term) / jnp.where(vanishes, 1, square)
+        return jnp.where(vanishes, 1, kept)
 
     def displacement(self, eta: Scalar, pull: Params | None = None) -> Params:
         r"""The way from the parameters to a trial point, in their dtypes.
@@ -130,10 +167,14 @@ class Direction:
         """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
         if self.predicts:
             return self
-        d = self.vector
-        predicted = self.plin.predicted(d, self.gamma, self.plin.curvature(d))
+        curvature = self.plin.curvature(self.vector)
+        predicted = self.plin.predicted(self.paired, self.gamma, curvature)
         info = self.info._replace(predicted=predicted, jvps=self.info.jvps + 1)
         return dataclasses.replace(self, info=info, predicts=True)
+
+
+# A number of examples, a function that takes it from the size of the batch, or None for all.
+Size = int | Callable[[int], int] | None
 
 
 class Options(TypedDict, total=False):
@@ -142,23 +183,28 @@ class Options(TypedDict, total=False):
     subproblem: Subproblem
     solver: Any
     regularizer: Regularizer
-    curvature_size: int | None
+    curvature_size: Size
     chunk_size: int | None
     has_aux: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-    """A model, a loss and the way to a direction; see :func:`value_and_direction`."""
+    """A model, a loss and the way to a direction; see :func:`value_and_direction`.
+
+    ``metric`` and ``momentum`` carry over from step to step; see :func:`proxlin.prox_linear`.
+    """
 
     model: Model
     loss: Loss
     subproblem: Subproblem = dual_quadratic
     solver: Any = None
     regularizer: Regularizer = Zero()  # noqa: RUF009
-    curvature_size: int | None = None
+    curvature_size: Size = None
     chunk_size: int | None = None
     has_aux: bool = False
+    metric: Metric = Euclidean()  # noqa: RUF009
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if not callable(self.model):
@@ -175,8 +221,11 @@ class Oracle:
                 f"subproblem must be a function such as dual_quadratic, not {self.subproblem!r}"
             )
         check_combination(self.subproblem, self.loss, self.solver, self.regularizer)
+        check_memory(self.subproblem, self.solver, self.regularizer, self.metric, self.momentum)
         for name in ("curvature_size", "chunk_size"):
             size = getattr(self, name)
+            if callable(size) and name == "curvature_size":
+                continue
             if size is not None and (not isinstance(size, int) or size < 1):
                 raise ValueError(f"{name}={size!r}: give a positive integer, or None")
         if self.chunk_size is not None and self.has_aux:
@@ -184,6 +233,12 @@ class Oracle:
                 "chunk_size with has_aux: statistics of a batch cannot be taken chunk by chunk; "
                 "drop one of the two"
             )
+
+    def remember(self, params: Params) -> Memory:
+        """The memory before the first step."""
+        dtype = algebra_dtype(params)
+        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
+        return Memory(self.metric.init(params), zeros if self.momentum else ())
 
     def direction(
         self,
@@ -193,6 +248,8 @@ class Oracle:
         args: tuple[Any, ...],
         gamma: Any,
         weights: Any,
+        memory: Memory = Memory(),
+        taken: Int[Array, ""] | int = 0,
     ) -> Direction:
         """One walk: linearise, differentiate the loss, solve the subproblem, map back."""
         check_params(params)
@@ -203,15 +260,19 @@ class Oracle:
         value = jnp.sum(batch.weights * self.loss.value(lin.outputs, batch.targets))
         pull = batch.weights[..., None] * self.loss.grad(lin.outputs, batch.targets)
         plin = self._partial_linearization(lin, params, batch, args, grad=lin.vjp(pull))
+        plin, learnt = self._with_memory(plin, gamma, memory, count(taken))
         solved = self.subproblem(plin, gamma, self.solver)
+        if self.momentum:
+            solved = _descending(plin, gamma, solved)
 
-        slope = dot(solved.d, plin.grad)
+        slope = dot(vector_of(solved.d), plin.grad)
         finite = jnp.isfinite(value) & jnp.isfinite(slope) & _all_finite(solved.d)
         status = jnp.where(finite, solved.status, count(Status.NON_FINITE))
         status = jnp.where(batch.good & gamma_ok, status, count(Status.BAD_VALUE))
         usable = (status == count(Status.OK)) | (status == count(Status.BREAKDOWN))
-        d = _cast_like(solved.d, params)
-        d = select(usable, d, jax.tree.map(jnp.zeros_like, d))
+        paired = select(usable, solved.d, jax.tree.map(jnp.zeros_like, solved.d))
+        momentum = getattr(paired, "covector", paired) if self.momentum else ()
+        momentum = _cast_like(momentum, memory.momentum)
         unknown = jnp.full_like(slope, jnp.nan)
         info = Info(
             grad=_cast_like(plin.grad, params),
@@ -230,13 +291,15 @@ class Oracle:
         )
         return Direction(
             value=value,
-            d=d,
+            d=_cast_like(vector_of(paired), params),
             info=info,
             usable=usable,
             gamma=gamma,
             plin=plin,
             pull=solved.pull,
             predicts=solved.predicted is not None,
+            paired=paired,
+            memory=Memory(learnt, momentum),
             objective=lambda way: self._objective(optax.tree.sub(params, way), batch, args),
         )
 
@@ -255,7 +318,7 @@ class Oracle:
     ) -> PartialLinearization:
         """The convex model, on all examples or on ``curvature_size`` of them."""
         m = lin.outputs.shape[0]
-        size = self.curvature_size or m
+        size = self._curvature_size(m)
         if size < m:
             batch = batch.every(m // size, size)
             lin = self._linearize(params, batch.inputs, args)
@@ -269,6 +332,38 @@ class Oracle:
             regularizer=self.regularizer,
             same_examples=size == m,
         )
+
+    def _curvature_size(self, m: int) -> int:
+        size = self.curvature_size(m) if callable(self.curvature_size) else self.curvature_size
+        if size is None:
+            return m
+        if not 1 <= size <= m:
+            raise ValueError(
+                f"curvature_size={size} for a batch of {m} examples: give at least one and at "
+                "most as many as the batch has"
+            )
+        return size
+
+    def _with_memory(
+        self, plin: PartialLinearization, gamma: Scalar, memory: Memory, taken: Int[Array, ""]
+    ) -> tuple[PartialLinearization, Any]:
+        r"""The convex model with what earlier steps have taught, and the metric's new state.
+
+        With momentum :math:`\mu` the proximity term is :math:`\tfrac{1}{2 \gamma} \|d - \mu
+        d_{\text{last}}\|_P^2` (SPRING, Goldshlager et al., 2024): the linear term gains
+        :math:`\tfrac{\mu}{\gamma} P d_{\text{last}}`.
+        """
+        if isinstance(self.metric, Euclidean) and not self.momentum:
+            return plin, ()
+        source = plin.grad
+        if self.momentum:
+            source = add_scaled(plin.grad, self.momentum / gamma, memory.momentum)
+        learnt = self.metric.update(memory.metric, plin.grad, taken)
+        return dataclasses.replace(
+            plin,
+            source=source if self.momentum else None,
+            inverse=self.metric.inverse(learnt, source, taken),
+        ), learnt
 
     def _objective(self, params: Params, batch: Batch, args: tuple[Any, ...]) -> Scalar:
         outputs = evaluate(
@@ -306,11 +401,7 @@ class Oracle:
             )
         dtype = algebra_dtype(params, outputs)
         outputs = jax.ShapeDtypeStruct(outputs.shape, dtype)
-        if self.curvature_size is not None and self.curvature_size > outputs.shape[0]:
-            raise ValueError(
-                f"curvature_size={self.curvature_size} for a batch of {outputs.shape[0]} "
-                "examples: give at most as many as the batch has"
-            )
+        self._curvature_size(outputs.shape[0])
         return make_batch(self.loss, outputs, inputs, targets, weights)
 
 
@@ -321,7 +412,7 @@ def value_and_direction(
     subproblem: Subproblem = dual_quadratic,
     solver: Any = None,
     regularizer: Regularizer = Zero(),
-    curvature_size: int | None = None,
+    curvature_size: Size = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
 ) -> Callable[..., tuple[tuple[Scalar, Info], Params]]:
@@ -347,7 +438,7 @@ def value_and_direction(
         regularizer: a convex :math:`\rho` of the parameters, added to the objective and, as it
             is, to the subproblem.
         curvature_size: take the curvature from this many examples of the batch, evenly spread,
-            and the gradient from all of them.
+            and the gradient from all of them; a number, or a function of the batch size.
         chunk_size: go through the batch in chunks of this many examples, so that memory is
             bounded; for models in which no example influences another.
         has_aux: whether the model returns ``(outputs, aux)``.
@@ -388,6 +479,13 @@ def value_and_direction(
         return (direction.value, direction.info), direction.d
 
     return fn
+
+
+def _descending(plin: PartialLinearization, gamma: Scalar, solved: Subsolution) -> Subsolution:
+    """The solution, or the gradient step where momentum has turned it into an ascent direction."""
+    gradient_step = lambda: scale(gamma, plin.lift(plin.grad))
+    ascends = dot(vector_of(solved.d), plin.grad) <= 0
+    return solved._replace(d=jax.lax.cond(ascends, gradient_step, lambda: solved.d))
 
 
 def _checked_gamma(gamma: Any, dtype: Any) -> tuple[Scalar, Bool[Array, ""]]:

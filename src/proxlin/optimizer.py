@@ -9,12 +9,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 
-from proxlin.direction import Options, Oracle
+from proxlin.direction import Memory, Options, Oracle
 from proxlin.linearize import Model, Params
 from proxlin.losses import Loss
+from proxlin.metrics import Euclidean, Kronecker, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers.system import count
-from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, Step, StepRule
+from proxlin.steps import (
+    Armijo,
+    Fixed,
+    ScalarOrSchedule,
+    Step,
+    StepRule,
+    StochasticTrustRegion,
+)
 from proxlin.subproblems import Scalar, Subproblem, dual_quadratic
 
 
@@ -49,6 +57,8 @@ class ProxLinearState(NamedTuple):
         aux: what the model last returned beside its outputs, on steps that were taken.
         info: the report of the last step.
         then: the state of the optimizer that the direction is handed to.
+        memory: what directions learn from the steps before: the metric and the momentum.
+        rule: what the step rule remembers.
     """
 
     taken: Int[Array, ""]
@@ -58,6 +68,8 @@ class ProxLinearState(NamedTuple):
     aux: Any
     info: StepInfo
     then: Any
+    memory: Memory
+    rule: Any
 
 
 def prox_linear(
@@ -65,6 +77,8 @@ def prox_linear(
     loss: Loss,
     *,
     step: StepRule = Armijo(beta=0.1),
+    metric: Metric = Euclidean(),
+    momentum: float = 0.0,
     init_aux: Any = None,
     **options: Unpack[Options],
 ) -> optax.GradientTransformationExtraArgs:
@@ -85,6 +99,14 @@ def prox_linear(
         step: a step rule. The default asks for more decrease than the 1e-4 of the paper: on
             saturated losses, as those of unscaled inputs, a step that realises next to nothing of
             its slope can leave a network that does not learn any more.
+        metric: the metric :math:`P` of the proximity term :math:`\tfrac{1}{2 \gamma} \langle d, P d
+            \rangle`: :class:`proxlin.Euclidean`, or :class:`proxlin.Diagonal` or
+            :class:`proxlin.Kronecker`, which learn from the gradients of the steps before.
+        momentum: :math:`\mu` of a proximity term :math:`\tfrac{1}{2 \gamma} \|d - \mu
+            d_{\text{last}}\|_P^2` around the last step (SPRING). Where it turns the direction into
+            an ascent direction of the batch, the step is a gradient step in the metric. For heavy
+            balls outside the subproblem take :func:`direction_as_gradient` with
+            ``optax.sgd(1.0, momentum=...)``.
         init_aux: with ``has_aux``, the first ``state.aux``, of the structure the model returns.
         **options: those of :func:`proxlin.value_and_direction`.
 
@@ -108,7 +130,7 @@ def prox_linear(
     """
     if not isinstance(step, StepRule):
         raise TypeError(f"step must be a step rule such as Armijo() or Fixed(), not {step!r}")
-    oracle = Oracle(model, loss, **options)
+    oracle = Oracle(model, loss, metric=metric, momentum=momentum, **options)
     return _transformation(oracle, step, optax.scale(-1.0), init_aux)
 
 
@@ -200,6 +222,64 @@ def armijo_spl(
     return prox_linear(model, loss, step=Armijo(gamma), init_aux=init_aux, **options)
 
 
+def auto(
+    model: Model,
+    loss: Loss,
+    *,
+    chunk_size: int | None = None,
+    has_aux: bool = False,
+    init_aux: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Prox-linear steps with nothing to tune.
+
+    :func:`prox_linear` on the quadratic dual, with
+
+    - curvature from an eighth of the batch, at least 32 examples, and two conjugate-gradient steps;
+    - the proximity term in the metric of Shampoo, :class:`proxlin.Kronecker`, and around 0.9 times
+      the last step;
+    - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
+      until curvature or the next batch says that steps are long enough, and follows from there.
+
+    There is no learning rate. Each piece is an option of :func:`prox_linear`.
+
+    Args:
+        model: as in :func:`prox_linear`.
+        loss: a convex loss with a Hessian factor.
+        chunk_size: as in :func:`proxlin.value_and_direction`.
+        has_aux: whether the model returns ``(outputs, aux)``.
+        init_aux: as in :func:`prox_linear`.
+
+    Returns:
+        An Optax transformation with a :class:`ProxLinearState`.
+
+    Raises:
+        TypeError, ValueError: as :func:`prox_linear`.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from proxlin import Logistic
+        >>> opt = auto(lambda w, x: x @ w, Logistic())
+        >>> w, x, y = jnp.zeros((2, 2)), jnp.eye(2), jnp.array([0, 1])
+        >>> state = opt.init(w)
+        >>> for _ in range(30):
+        ...     updates, state = opt.update(None, state, w, inputs=x, targets=y)
+        ...     w = optax.apply_updates(w, updates)
+        >>> bool(state.info.value < 0.1)
+        True
+    """
+    return prox_linear(
+        model,
+        loss,
+        step=StochasticTrustRegion(),
+        metric=Kronecker(),
+        momentum=0.9,
+        curvature_size=lambda m: min(m, max(32, m // 8)),
+        chunk_size=chunk_size,
+        has_aux=has_aux,
+        init_aux=init_aux,
+    )
+
+
 def _transformation(
     oracle: Oracle, rule: StepRule, then: optax.GradientTransformation, init_aux: Any
 ) -> optax.GradientTransformationExtraArgs:
@@ -229,6 +309,8 @@ def _transformation(
             aux=jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_aux),
             info=StepInfo(*(zero,) * 5, none, zero, *(none,) * 4),
             then=then.init(params),
+            memory=oracle.remember(params),
+            rule=rule.remember(params),
         )
 
     def update(
@@ -244,9 +326,11 @@ def _transformation(
     ) -> tuple[PyTree, ProxLinearState]:
         _check_call(updates, params, args)
         gamma = rule.gamma_at(state.taken, state.gamma)
-        direction = oracle.direction(params, inputs, targets, args, gamma, weights)
+        direction = oracle.direction(
+            params, inputs, targets, args, gamma, weights, state.memory, state.taken
+        )
         _check_aux(state.aux, direction.info.aux)
-        step = rule.step(direction, state.taken)
+        step = rule.step(direction, state.taken, state.rule)
         taken = direction.usable & step.accepted
         eta = jnp.where(taken, step.eta, 0)
         way = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
@@ -262,6 +346,8 @@ def _transformation(
             aux=kept(direction.info.aux, state.aux),
             info=_report(direction.value, step),
             then=kept(inner, state.then),
+            memory=kept(direction.memory.after(step.eta), state.memory),
+            rule=kept(step.memory, state.rule),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

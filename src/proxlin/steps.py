@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from proxlin.direction import Direction, Info
-from proxlin.linearize import Params
+from proxlin.linearize import Params, algebra_dtype
 from proxlin.solvers.system import add_scaled, count, dot, select
 from proxlin.subproblems import Scalar
 
@@ -31,6 +31,7 @@ class Step(NamedTuple):
         gamma: the gamma to carry on with.
         info: the report of the direction, with what the rule has added to it.
         evaluations: forward passes at trial points.
+        memory: what the rule remembers of this step, if it is taken.
     """
 
     eta: Scalar
@@ -39,6 +40,7 @@ class Step(NamedTuple):
     gamma: Scalar
     info: Info
     evaluations: Int[Array, ""]
+    memory: Any = ()
 
 
 class StepRule(abc.ABC):
@@ -55,8 +57,12 @@ class StepRule(abc.ABC):
         """The gamma for a step, given the number of steps before it and the one carried on."""
         return _at(self.gamma, steps)
 
+    def remember(self, params: Params) -> Any:
+        """What the rule remembers before the first step, a pytree; nothing, for most rules."""
+        return ()
+
     @abc.abstractmethod
-    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Decides; ``steps`` counts the steps taken before this one."""
 
 
@@ -79,7 +85,7 @@ class Fixed(StepRule):
     def __post_init__(self) -> None:
         _check_positive(self, "gamma", "eta")
 
-    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Always takes the step."""
         eta = _at(self.eta, steps).astype(direction.value.dtype)
         way = direction.displacement(eta)
@@ -127,7 +133,7 @@ class Armijo(StepRule):
         if self.max_backtracks < 0:
             raise ValueError(f"Armijo(max_backtracks={self.max_backtracks}): give at least 0")
 
-    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Searches; one forward pass for each trial."""
         eta, passed, evaluations = self._search(direction, direction.pull, direction.usable)
         way = direction.displacement(eta)
@@ -193,27 +199,32 @@ class ModelStep(StepRule):
     def __post_init__(self) -> None:
         _check_positive(self, "gamma")
 
-    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Finds the root of the derivative by bisection, to three digits."""
-        derivative = _model_derivative(direction)
-        one = jnp.ones_like(direction.value)
-
-        def halve(bounds: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
-            low, high = bounds
-            middle = 0.5 * (low + high)
-            beyond = ~(derivative(middle) <= 0)
-            return jnp.where(beyond, low, middle), jnp.where(beyond, middle, high)
-
-        whole = derivative(one) <= 0
-        smallest = jnp.finfo(one.dtype).tiny / jnp.finfo(one.dtype).eps
-        low, _ = jax.lax.while_loop(
-            lambda b: ~whole & direction.usable & (b[1] - b[0] > 1e-3 * b[1]) & (b[1] > smallest),
-            halve,
-            (jnp.zeros_like(one), one),
-        )
-        eta = jnp.where(whole, one, low)
-        info = direction.info._replace(jvps=direction.info.jvps + 1)
+        eta, info = _best_on_model(direction)
         return Step(eta, direction.displacement(eta), eta > 0, direction.gamma, info, count(0))
+
+
+def _best_on_model(direction: Direction) -> tuple[Scalar, Info]:
+    """The stepsize of :class:`ModelStep`, and the report with the JVP that it cost."""
+    derivative = _model_derivative(direction)
+    one = jnp.ones_like(direction.value)
+
+    def halve(bounds: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+        low, high = bounds
+        middle = 0.5 * (low + high)
+        beyond = ~(derivative(middle) <= 0)
+        return jnp.where(beyond, low, middle), jnp.where(beyond, middle, high)
+
+    whole = derivative(one) <= 0
+    smallest = jnp.finfo(one.dtype).tiny / jnp.finfo(one.dtype).eps
+    low, _ = jax.lax.while_loop(
+        lambda b: ~whole & direction.usable & (b[1] - b[0] > 1e-3 * b[1]) & (b[1] > smallest),
+        halve,
+        (jnp.zeros_like(one), one),
+    )
+    eta = jnp.where(whole, one, low)
+    return eta, direction.info._replace(jvps=direction.info.jvps + 1)
 
 
 def _model_derivative(direction: Direction) -> Callable[[Scalar], Scalar]:
@@ -227,8 +238,9 @@ def _model_derivative(direction: Direction) -> Callable[[Scalar], Scalar]:
         return jnp.sum(weighted * plin.loss.grad(outputs - eta * change, plin.targets))
 
     zero = jnp.zeros_like(direction.value)
-    missing = zero if plin.same_examples else direction.info.slope - gain(zero)
-    proximity = dot(d, d) / direction.gamma
+    complete = plin.same_examples and plin.source is None
+    missing = zero if complete else dot(d, plin.linear_term) - gain(zero)
+    proximity = dot(direction.paired, direction.paired) / direction.gamma
     return lambda eta: eta * proximity - gain(eta) - missing
 
 
@@ -279,7 +291,7 @@ class TrustRegion(StepRule):
         """The gamma carried on."""
         return carried
 
-    def step(self, direction: Direction, steps: Int[Array, ""]) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Compares the decrease with the prediction; one forward pass, at most one JVP."""
         direction = direction.with_prediction()
         total, info, gamma = direction.total, direction.info, direction.gamma
@@ -297,6 +309,111 @@ class TrustRegion(StepRule):
         following = jnp.clip(gamma * factor.astype(gamma.dtype), self.min_gamma, self.max_gamma)
         following = jnp.where(direction.usable, following, gamma)
         return Step(one, direction.displacement(one), accepted, following, info, count(1))
+
+
+class SlopeMemory(NamedTuple):
+    r"""What :class:`StochasticTrustRegion` remembers.
+
+    Attributes:
+        way: the last displacement :math:`s`.
+        slope: :math:`\langle \nabla h(w), s \rangle` where it began, on its own batch.
+        begun: the average of the slopes where steps began.
+        left: the average of the slopes where they ended, each on the batch after its own.
+        ratio: the second average over the first.
+    """
+
+    way: Params
+    slope: Scalar
+    begun: Scalar
+    left: Scalar
+    ratio: Scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticTrustRegion(StepRule):
+    r"""Model steps, with gamma adapted to the slope that the next batch finds at their ends.
+
+    A step :math:`s = w - w^+` begins with the slope :math:`\langle \nabla h_S(w), s \rangle` of
+    its batch :math:`S`. Where it ends, the gradient of the next batch :math:`S^+`, which is
+    computed anyway and knows nothing of the step, tells how much of it is left:
+
+    .. math:: \text{ratio} = \frac{\operatorname{mean} \langle \nabla h_{S^+}(w^+), s \rangle}
+        {\operatorname{mean} \langle \nabla h_S(w), s \rangle}
+
+    is near one for short steps, zero for steps to the lowest point of their line, and minus one for
+    steps that end as high as they began. Slopes are averaged over steps before they are divided,
+    so that the noise of batches cancels. Above ``target`` gamma grows, below it shrinks, by a
+    factor of at most :math:`e^{\text{rate}}` a step.
+
+    Two things go faster. Gamma doubles while the subproblem feels no curvature (its solution keeps
+    97 % of the gradient step's slope) and slopes do not turn: this is how it leaves a first gamma
+    that was much too small. And it is halved when the convex model is lowest before the middle of
+    the direction. The length of each step is that of :class:`ModelStep`.
+
+    Costs one JVP, and one copy of the parameters in memory.
+
+    Attributes:
+        gamma: the first gamma; rather too small than too large.
+        target: the ratio to keep.
+        width: the distance from it at which gamma changes by the whole rate.
+        rate: the largest change of the logarithm of gamma in one step, but for the two above.
+        decay: of the averages.
+        min_gamma: the least gamma.
+        max_gamma: the largest gamma.
+    """
+
+    gamma: float = 1e-2
+    target: float = -0.1
+    width: float = 0.1
+    rate: float = 0.1
+    decay: float = 0.9
+    min_gamma: float = 1e-8
+    max_gamma: float = 1e8
+    composite: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if callable(self.gamma):
+            raise TypeError(f"{type(self).__name__} adapts gamma itself: give a first number")
+        _check_positive(self, "gamma", "width", "rate", "min_gamma", "max_gamma")
+        _check_fraction(self, "decay")
+        if not -1 < self.target < 1 or self.min_gamma > self.max_gamma:
+            raise ValueError(f"{self}: needs -1 < target < 1 and min_gamma <= max_gamma")
+
+    def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
+        """The gamma carried on."""
+        return carried
+
+    def remember(self, params: Params) -> SlopeMemory:
+        """No step, and slopes of zero."""
+        zero = jnp.zeros((), algebra_dtype(params))
+        return SlopeMemory(jax.tree.map(jnp.zeros_like, params), zero, zero, zero, zero)
+
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+        """Asks the gradient of this batch about the last step; one JVP."""
+        eta, info = _best_on_model(direction)
+        way = direction.displacement(eta)
+        ratio, begun, left = self._ratio(direction, memory)
+        gamma = direction.gamma * self._factor(direction, eta, ratio)
+        gamma = jnp.clip(gamma, self.min_gamma, self.max_gamma)
+        kept = SlopeMemory(way, eta * info.slope, begun, left, ratio)
+        kept = jax.tree.map(lambda new, old: new.astype(old.dtype), kept, memory)
+        return Step(eta, way, eta > 0, gamma, info, count(0), kept)
+
+    def _ratio(self, direction: Direction, memory: SlopeMemory) -> tuple[Scalar, Scalar, Scalar]:
+        """What is left of the slopes, and the two averages; before the first step all of it is."""
+        dtype = direction.value.dtype
+        last = jax.tree.map(lambda x: x.astype(dtype), memory)
+        average = lambda old, new: self.decay * old + (1 - self.decay) * new
+        begun = average(last.begun, last.slope)
+        left = average(last.left, dot(direction.plin.grad, last.way))
+        one = jnp.ones_like(begun)
+        return jnp.where(begun > 0, left / jnp.where(begun > 0, begun, one), one), begun, left
+
+    def _factor(self, direction: Direction, eta: Scalar, ratio: Scalar) -> Scalar:
+        """The factor from one gamma to the next."""
+        slow = jnp.exp(self.rate * jnp.clip((ratio - self.target) / self.width, -1, 1))
+        grows = (direction.fraction > 0.97) & (ratio > 0.1)
+        return jnp.where(eta < 0.5, 0.5, jnp.where(grows, 2.0, slow)).astype(ratio.dtype)
 
 
 def _at(value: ScalarOrSchedule, steps: Int[Array, ""]) -> Scalar:

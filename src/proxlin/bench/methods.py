@@ -101,6 +101,12 @@ def _by(rule: Callable[[float], StepRule], what: str) -> Callable[..., Trainer]:
     return method
 
 
+def auto(task: Task) -> Trainer:
+    """Prox-linear steps with nothing to tune: sub-sampled curvature, metric, momentum, gamma."""
+    model, loss = task.network.apply, task.loss
+    return _prox_linear(task, proxlin.auto(model, loss, has_aux=True, init_aux=()))
+
+
 def _inside(
     optimizer: Callable[[float], optax.GradientTransformation], stepsize: float, name: str
 ) -> Callable[..., Trainer]:
@@ -245,6 +251,7 @@ METHODS: Mapping[str, Callable[..., Trainer]] = {
     "armijo-spl": _by(proxlin.Armijo, "Prox-linear steps with lengths by Armijo's rule."),
     "model-step": _by(proxlin.ModelStep, "Prox-linear steps that minimise the convex model."),
     "trust-region": _by(proxlin.TrustRegion, "Prox-linear steps whose gamma follows the decrease."),
+    "auto": auto,
     "spl-sgd": _inside(optax.sgd, 1.0, "SGD"),
     "spl-momentum": _inside(_momentum, 0.1, "SGD with momentum 0.9"),
     "spl-adam": _inside(optax.adam, 1e-3, "Adam"),

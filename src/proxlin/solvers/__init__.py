@@ -11,6 +11,7 @@ from proxlin.solvers.lbfgs import SmoothSolution as SmoothSolution
 from proxlin.solvers.lbfgs import SmoothSolver as SmoothSolver
 from proxlin.solvers.system import LinearSolver as LinearSolver
 from proxlin.solvers.system import NormalSystem as NormalSystem
+from proxlin.solvers.system import Pair as Pair
 from proxlin.solvers.system import Rows as Rows
 from proxlin.solvers.system import Solution as Solution
 from proxlin.solvers.system import Status as Status

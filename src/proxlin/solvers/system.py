@@ -130,8 +130,25 @@ def add_scaled(x: Vector, factor: Any, y: Vector) -> Vector:
     return optax.tree.add_scale(x, factor, y)
 
 
+class Pair(NamedTuple):
+    r"""A vector of a space with a metric :math:`P`, together with its image :math:`P x`.
+
+    Sums and multiples of pairs are pairs, so that a solver that takes its inner products by
+    :func:`dot` works in the metric and never has to apply :math:`P` itself.
+
+    Attributes:
+        covector: :math:`P x`.
+        vector: :math:`x`.
+    """
+
+    covector: Vector
+    vector: Vector
+
+
 def dot(x: Vector, y: Vector) -> Float[Array, ""]:
-    """The inner product of two pytrees."""
+    r"""The inner product of two pytrees, and :math:`\langle x, P y \rangle` of two pairs."""
+    if isinstance(x, Pair):
+        return optax.tree.vdot(x.covector, y.vector)
     return optax.tree.vdot(x, y)
 
 

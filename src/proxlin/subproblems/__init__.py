@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from proxlin.losses import Loss
+from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
-from proxlin.solvers import CompositeSolver, LinearSolver, SmoothSolver
+from proxlin.solvers import CG, CompositeSolver, LinearSolver, SmoothSolver
 from proxlin.subproblems.convex import dual_convex as dual_convex
 from proxlin.subproblems.convex import primal_convex as primal_convex
 from proxlin.subproblems.plin import PartialLinearization as PartialLinearization
@@ -14,6 +15,7 @@ from proxlin.subproblems.plin import Proximity as Proximity
 from proxlin.subproblems.plin import Scalar as Scalar
 from proxlin.subproblems.plin import Subproblem as Subproblem
 from proxlin.subproblems.plin import Subsolution as Subsolution
+from proxlin.subproblems.plin import vector_of as vector_of
 from proxlin.subproblems.quadratic import dual_quadratic as dual_quadratic
 from proxlin.subproblems.quadratic import primal_quadratic as primal_quadratic
 
@@ -44,6 +46,28 @@ def check_combination(subproblem: Any, loss: Loss, solver: Any, regularizer: Reg
         )
     if solver is not None:
         _check_solver(subproblem, loss, solver, isinstance(regularizer, Zero))
+
+
+def check_memory(
+    subproblem: Any, solver: Any, regularizer: Regularizer, metric: Metric, momentum: float
+) -> None:
+    """Raises unless a metric and momentum can be used with the rest."""
+    if not isinstance(metric, Metric):
+        raise TypeError(f"metric must be one such as Kronecker() or Euclidean(), not {metric!r}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum={momentum!r}: give a number of at least 0 and below 1")
+    curved = not isinstance(metric, Euclidean)
+    if not curved and momentum == 0:
+        return
+    what = f"{metric}" if curved else f"momentum={momentum}"
+    quadratic = getattr(subproblem, "func", subproblem) in (dual_quadratic, primal_quadratic)
+    if not quadratic or not isinstance(regularizer, Zero):
+        raise TypeError(
+            f"{what} works with subproblem=dual_quadratic or primal_quadratic and without "
+            f"regularizer, not with {subproblem} and {regularizer}"
+        )
+    if curved and not isinstance(solver, CG | None):
+        raise TypeError(f"{what} works with solver=CG(max_steps), not with {solver}")
 
 
 def _check_solver(subproblem: Any, loss: Loss, solver: Any, smooth: bool) -> None:

@@ -21,8 +21,9 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.linearize import Linearization, Outputs, Params
 from proxlin.losses import Factor, Loss
+from proxlin.metrics import Inverse
 from proxlin.regularizers import Regularizer, Zero
-from proxlin.solvers.system import add_scaled, dot, scale
+from proxlin.solvers.system import Pair, Vector, add_scaled, dot, scale
 
 Scalar = Float[Array, ""]
 
@@ -44,6 +45,9 @@ class PartialLinearization:
         same_examples: whether the gradient is that of these examples, and not of a larger batch
             of which these are the ones that curvature is taken from. If not, the model is
             corrected by a linear term so that its gradient is the one of the whole batch.
+        source: the linear term of the subproblem: the gradient and the momentum; None for the
+            gradient alone.
+        inverse: :math:`P^{-1}` for a proximity term in a metric :math:`P`; None for the identity.
     """
 
     linearization: Linearization
@@ -54,6 +58,17 @@ class PartialLinearization:
     params: Params
     regularizer: Regularizer
     same_examples: bool = True
+    source: Params | None = None
+    inverse: Inverse | None = None
+
+    @property
+    def linear_term(self) -> Params:
+        """The gradient, and the momentum where there is one."""
+        return self.grad if self.source is None else self.source
+
+    def lift(self, covector: Params) -> Vector:
+        r""":math:`P^{-1} y` as a vector of the space with the metric :math:`P`."""
+        return covector if self.inverse is None else Pair(covector, self.inverse(covector))
 
     def value(self, outputs: Outputs) -> Scalar:
         r""":math:`\sum_i \omega_i\, \ell_i` at some outputs."""
@@ -80,17 +95,24 @@ class PartialLinearization:
         root = self.factor().rmv(self.linearization.jvp(d))
         return dot(root, root)
 
-    def predicted(self, d: Params, gamma: Scalar, curvature: Scalar) -> Scalar:
+    def predicted(self, d: Vector, gamma: Scalar, curvature: Scalar) -> Scalar:
         r"""How much the quadratic model and the regularizer promise to fall.
 
         .. math:: \langle d, \nabla h \rangle - \tfrac12 \langle d, (G + I / \gamma) d \rangle
             + \rho(w) - \rho(w - d)
+
+        with the momentum added to the gradient, and :math:`P` in the place of :math:`I`.
         """
-        decrease = dot(d, self.grad) - 0.5 * (curvature + dot(d, d) / gamma)
+        decrease = dot(vector_of(d), self.linear_term) - 0.5 * (curvature + dot(d, d) / gamma)
         if isinstance(self.regularizer, Zero):
             return decrease
         after = self.regularizer.value(add_scaled(self.params, -1, d))
         return decrease + self.regularizer.value(self.params) - after
+
+
+def vector_of(x: Vector) -> Params:
+    """The vector of a pair, or the vector itself."""
+    return x.vector if isinstance(x, Pair) else x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +180,7 @@ class Subsolution(NamedTuple):
     r"""An approximate solution of a subproblem.
 
     Attributes:
-        d: the direction.
+        d: the direction; with a metric :math:`P` the pair of :math:`P d` and :math:`d`.
         pull: :math:`J^* \alpha`, of which the direction is :math:`\nabla r^*`; None where there is
             no regularizer and the direction is a multiple of it.
         predicted: the decrease the model promises, where it came for free, else None.
@@ -171,7 +193,7 @@ class Subsolution(NamedTuple):
         status: a :class:`proxlin.Status`.
     """
 
-    d: Params
+    d: Vector
     pull: Params | None
     predicted: Scalar | None
     primal: Scalar

@@ -8,7 +8,9 @@ Hessians in the place of :math:`g` and :math:`B`, and :math:`M = J^* B`, they ar
     (I / \gamma + M^* M)\, u &= M^* J^* g, \quad d = \gamma (J^* g - M u) &&\text{(dual)}
 
 so that :math:`\alpha = g - B u` is the dual variable of the paper, and :math:`u = 0` is a
-gradient step.
+gradient step. With momentum the linear term :math:`J^* g` becomes :math:`J^* g +
+\tfrac{\mu}{\gamma} P d_{\text{last}}`; with a metric :math:`P` the identity of parameter space
+becomes :math:`P`, and :math:`M = P^{-1} J^* B` with :math:`M^* = B^\top J` in its inner product.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from proxlin.regularizers import Zero
 from proxlin.solvers import CG, LinearSolver, NormalSystem, ProximalGradient, Rows, Status
 from proxlin.solvers.system import add_scaled, count, dot, scale
 from proxlin.subproblems.composite import primal_composite
-from proxlin.subproblems.plin import PartialLinearization, Proximity, Scalar, Subsolution
+from proxlin.subproblems.plin import (
+    PartialLinearization,
+    Proximity,
+    Scalar,
+    Subsolution,
+    vector_of,
+)
 
 
 def primal_quadratic(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -> Subsolution:
@@ -61,10 +69,10 @@ def primal_quadratic(plin: PartialLinearization, gamma: Scalar, solver: Any = No
             grad=lambda v: factor.mv(factor.rmv(v)),
         )
     system = NormalSystem(
-        forward=lambda d: factor.rmv(plin.linearization.jvp(d)),
-        adjoint=lambda v: plin.linearization.vjp(factor.mv(v)),
+        forward=lambda d: factor.rmv(plin.linearization.jvp(vector_of(d))),
+        adjoint=lambda v: plin.lift(plin.linearization.vjp(factor.mv(v))),
         shift=1 / gamma,
-        rhs=plin.grad,
+        rhs=plin.lift(plin.linear_term),
         rows=_rows(plin, of_x=False),
     )
     solution = (solver or CG()).solve(system)
@@ -137,24 +145,26 @@ def dual_quadratic(
     solver = solver or CG()
     factor = plin.factor()
     around = anchor(plin.grad)
+    # B v = g says something of the linear term only where that is the gradient of these examples.
+    known = plin.same_examples and plin.source is None
     jvps = vjps = count(0)
     for _ in range(1 if smooth else passes):
-        source = plin.grad
+        source = plin.lift(plin.linear_term)
         if not smooth:
             source = scale(proximity.strength, proximity.conjugate_grad(around))
             source = add_scaled(source, 1, add_scaled(plin.grad, -1, around))
         solution = solver.solve(
             NormalSystem(
-                forward=lambda u: plin.linearization.vjp(factor.mv(u)),
-                adjoint=lambda d: factor.rmv(plin.linearization.jvp(d)),
+                forward=lambda u: plin.lift(plin.linearization.vjp(factor.mv(u))),
+                adjoint=lambda d: factor.rmv(plin.linearization.jvp(vector_of(d))),
                 shift=proximity.strength,
                 source=source,
-                preimage=factor.preimage if plin.same_examples and smooth else None,
+                preimage=factor.preimage if known and smooth else None,
                 rows=_rows(plin, of_x=True),
             )
         )
-        # grad - M u from the misfit source - M u
-        around = add_scaled(solution.misfit, 1, add_scaled(plin.grad, -1, source))
+        if not smooth:  # grad - M u from the misfit source - M u
+            around = add_scaled(solution.misfit, 1, add_scaled(plin.grad, -1, source))
         jvps, vjps = jvps + solution.adjoints, vjps + solution.forwards
     unknown = jnp.full_like(gamma, jnp.nan)
     return Subsolution(

@@ -5,17 +5,15 @@ Our own, because optax-shampoo, the package on PyPI, calls functions that JAX ha
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from proxlin.bench.errors import UsageError
-
-Blocks = Float[Array, "down across rows columns"]
+from proxlin.metrics import inverse_roots, precondition, second_moments
 
 
 class ShampooState(NamedTuple):
@@ -26,6 +24,7 @@ class ShampooState(NamedTuple):
         moments: for each matrix, :math:`L` and :math:`R` of all its blocks; for each vector, its
             squares.
         roots: for each matrix, :math:`L^{-1/4}` and :math:`R^{-1/4}` as they were last computed.
+            Those of vectors are cheap and computed anew at each step.
     """
 
     taken: Int[Array, ""]
@@ -100,15 +99,14 @@ def _scale_by_shampoo(
     block_size: int, root_every: int, decay: float | None, epsilon: float, graft: bool
 ) -> optax.GradientTransformation:
     def init(params: PyTree[Array]) -> ShampooState:
-        moments = jax.tree.map(lambda w: _second_moments(jnp.zeros_like(w), block_size), params)
-        # Replaced in the first step.
-        roots = jax.tree.map(lambda w, s: s if w.ndim > 1 else (), params, moments)
-        return ShampooState(jnp.zeros((), jnp.int32), moments, roots)
+        moments = jax.tree.map(lambda w: second_moments(jnp.zeros_like(w), block_size), params)
+        # The first step replaces the roots.
+        return ShampooState(jnp.zeros((), jnp.int32), moments, moments)
 
     def update(
         grads: PyTree[Array], state: ShampooState, params: Any = None
     ) -> tuple[PyTree[Array], ShampooState]:
-        new = jax.tree.map(lambda g: _second_moments(g, block_size), grads)
+        new = jax.tree.map(lambda g: second_moments(g, block_size), grads)
         taken = optax.safe_increment(state.taken)
         if decay is None:
             moments = mean = jax.tree.map(jnp.add, state.moments, new)
@@ -118,75 +116,21 @@ def _scale_by_shampoo(
             mean = jax.tree.map(lambda s: s / total.astype(s.dtype), moments)
         roots = jax.lax.cond(
             state.taken % jnp.int32(root_every) == 0,
-            lambda: jax.tree.map(lambda g, s: _roots(g, s, epsilon), grads, mean),
+            lambda: jax.tree.map(lambda g, s: inverse_roots(g, s, epsilon), grads, mean),
             lambda: state.roots,
         )
 
-        def precondition(g: Array, moments: Any, roots: Any) -> Array:
-            if g.ndim > 1:
-                left, right = roots
-                u = _join(left @ _split(g, block_size) @ right, g.shape)
-            else:
-                u = g * _power(moments, -1 / 2, epsilon)
+        def preconditioned(g: Array, moments: Any, roots: Any) -> Array:
+            now = roots if g.ndim > 1 else inverse_roots(g, moments, epsilon)
+            u = precondition(g, now, block_size)
             return _with_norm_of(g, u) if graft else u
 
-        updates = jax.tree.map(precondition, grads, mean, roots)
+        updates = jax.tree.map(preconditioned, grads, mean, roots)
         return updates, ShampooState(taken, moments, roots)
 
     return optax.GradientTransformation(init, update)
 
 
-def _second_moments(g: Array, block_size: int) -> Any:
-    r""":math:`G G^\top` and :math:`G^\top G` of the blocks of a matrix; the squares of a vector."""
-    if g.ndim < 2:
-        return g * g
-    blocks = _split(g, block_size)
-    transposed = blocks.swapaxes(-1, -2)
-    return blocks @ transposed, transposed @ blocks
-
-
-def _roots(g: Array, moments: Any, epsilon: float) -> Any:
-    return tuple(_inverse_fourth_root(s, epsilon) for s in moments) if g.ndim > 1 else ()
-
-
-def _inverse_fourth_root(
-    matrices: Float[Array, "*blocks n n"], epsilon: float
-) -> Float[Array, "*blocks n n"]:
-    eigenvalues, vectors = jnp.linalg.eigh(matrices)
-    powers = _power(jnp.maximum(eigenvalues, 0), -1 / 4, epsilon)
-    return (vectors * powers[..., None, :]) @ vectors.swapaxes(-1, -2)
-
-
-def _power(x: Float[Array, "*n"], exponent: float, epsilon: float) -> Float[Array, "*n"]:
-    """A power of nonnegative numbers, kept off zero by a fraction of the largest on the last axis.
-
-    Where all are zero there was no gradient yet, and any finite power will do.
-    """
-    largest = jnp.max(x, axis=-1, keepdims=True, initial=0) if x.ndim else x
-    return (x + epsilon * jnp.where(largest > 0, largest, 1)) ** exponent
-
-
 def _with_norm_of(g: Array, u: Array) -> Array:
     norm = jnp.linalg.norm(u.ravel())
     return u * (jnp.linalg.norm(g.ravel()) / jnp.where(norm > 0, norm, 1))
-
-
-def _split(x: Array, block_size: int) -> Blocks:
-    """A matrix in blocks of equal size, with zeros where they reach beyond it."""
-    matrix = x.reshape(-1, x.shape[-1])
-    (down, rows), (across, columns) = (_divide(n, block_size) for n in matrix.shape)
-    beyond = [(0, down * rows - matrix.shape[0]), (0, across * columns - matrix.shape[1])]
-    return jnp.pad(matrix, beyond).reshape(down, rows, across, columns).swapaxes(1, 2)
-
-
-def _join(blocks: Blocks, shape: tuple[int, ...]) -> Array:
-    """The matrix of these blocks, in its shape before :func:`_split`."""
-    down, across, rows, columns = blocks.shape
-    matrix = blocks.swapaxes(1, 2).reshape(down * rows, across * columns)
-    return matrix[: math.prod(shape[:-1]), : shape[-1]].reshape(shape)
-
-
-def _divide(n: int, block_size: int) -> tuple[int, int]:
-    """How many blocks, and their size: as equal as can be."""
-    count = -(-n // block_size)
-    return count, -(-n // count)

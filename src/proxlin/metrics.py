@@ -1,0 +1,273 @@
+r"""Metrics of the proximity term, learnt from the gradients of the steps before.
+
+In a metric :math:`P` a prox-linear direction minimises the model of the objective plus
+:math:`\tfrac{1}{2 \gamma} \langle d, P d \rangle`. Without inner steps it is :math:`\gamma P^{-1}
+\nabla h`: the step of Adam or of Shampoo, if :math:`P` is theirs.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from proxlin.linearize import Params, algebra_dtype
+
+Blocks = Float[Array, "down across rows columns"]
+Inverse = Callable[[Params], Params]
+
+
+class Metric(abc.ABC):
+    """A positive definite linear map of parameter space; a frozen dataclass, its state apart."""
+
+    @abc.abstractmethod
+    def init(self, params: Params) -> Any:
+        """The state before the first step."""
+
+    @abc.abstractmethod
+    def update(self, state: Any, grad: Params, taken: Int[Array, ""]) -> Any:
+        """Learns from the gradient of a step; ``taken`` counts the steps before it."""
+
+    @abc.abstractmethod
+    def inverse(self, state: Any, source: Params, taken: Int[Array, ""]) -> Inverse | None:
+        r""":math:`P^{-1}` for the step whose linear term is ``source``; None for the identity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Euclidean(Metric):
+    """The identity, as in the paper."""
+
+    def init(self, params: Params) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def update(self, state: tuple[()], grad: Params, taken: Int[Array, ""]) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def inverse(self, state: tuple[()], source: Params, taken: Int[Array, ""]) -> None:
+        """The identity."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(Metric):
+    r"""The metric of Adam (Kingma and Ba, 2015).
+
+    .. math:: v \leftarrow \beta v + (1 - \beta)\, \nabla h^2, \qquad
+        P = \operatorname{diag}\bigl(\sqrt{\hat v} + \epsilon\bigr)
+
+    with :math:`\hat v` corrected for its start at zero.
+
+    Attributes:
+        decay: :math:`\beta`.
+        epsilon: what is added to the roots.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> metric = Diagonal()
+        >>> grad, none = jnp.array([4.0, -1.0]), jnp.asarray(0)
+        >>> state = metric.update(metric.init(grad), grad, none)
+        >>> jnp.round(metric.inverse(state, grad, none)(grad), 3)
+        Array([ 1., -1.], dtype=float32)
+    """
+
+    decay: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def init(self, params: Params) -> Params:
+        """Zeros."""
+        return _zeros(params)
+
+    def update(self, state: Params, grad: Params, taken: Int[Array, ""]) -> Params:
+        """Averages the squares."""
+        return _average(state, jax.tree.map(jnp.square, grad), self.decay)
+
+    def inverse(self, state: Params, source: Params, taken: Int[Array, ""]) -> Inverse:
+        """Divides by the roots."""
+        unbiased = _unbiased(state, self.decay, taken)
+        return lambda x: jax.tree.map(
+            lambda a, v: a / (jnp.sqrt(v) + self.epsilon).astype(a.dtype), x, unbiased
+        )
+
+
+class KroneckerState(NamedTuple):
+    r"""What :class:`Kronecker` has learnt.
+
+    Attributes:
+        moments: for each matrix, the averages of :math:`G G^\top` and :math:`G^\top G` of all its
+            blocks; for each vector, those of its squares.
+        roots: the inverse fourth roots of the former and the inverse roots of the latter, as they
+            were last computed.
+    """
+
+    moments: PyTree[Array]
+    roots: PyTree[Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kronecker(Metric):
+    r"""The metric of Shampoo (Gupta, Koren and Singer, 2018), at the scale of the gradient.
+
+    .. math:: L \leftarrow \beta L + (1 - \beta)\, G G^\top, \quad
+        R \leftarrow \beta R + (1 - \beta)\, G^\top G, \quad
+        P^{-1} X = c\, L^{-1/4} X R^{-1/4}
+
+    for each gradient :math:`G` as a matrix, whose columns are the outputs of a layer: kernels of
+    convolutions have as many rows as pixels times inputs. Matrices are split into blocks, each
+    with its own :math:`L` and :math:`R`; vectors, such as biases, keep the diagonal alone. The
+    factor :math:`c` of each leaf makes the preconditioned linear term of the subproblem as long as
+    it was before, so that gamma has the scale it has without a metric.
+
+    Attributes:
+        decay: :math:`\beta`.
+        block_size: the most rows or columns of a block.
+        every: how many steps the roots are kept, an eigendecomposition of each block.
+        epsilon: what is added to :math:`L` and :math:`R`, relative to their largest eigenvalue.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> metric = Kronecker()
+        >>> grad, none = jnp.array([[4.0, 0.0], [0.0, 1.0]]), jnp.asarray(0)
+        >>> state = metric.update(metric.init(grad), grad, none)
+        >>> u = metric.inverse(state, grad, none)(grad)  # as long as the gradient, and orthogonal
+        >>> jnp.round(u / u[0, 0], 3)
+        Array([[1., 0.],
+               [0., 1.]], dtype=float32)
+    """
+
+    decay: float = 0.95
+    block_size: int = 256
+    every: int = 10
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.block_size < 1 or self.every < 1:
+            raise ValueError(
+                f"Kronecker(block_size={self.block_size}, every={self.every}): give at least 1"
+            )
+
+    def init(self, params: Params) -> KroneckerState:
+        """Zeros; the first step replaces the roots."""
+        zeros = jax.tree.map(lambda w: second_moments(w, self.block_size), _zeros(params))
+        return KroneckerState(zeros, zeros)
+
+    def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
+        """Averages the moments, and computes their roots at every so many steps."""
+        new = jax.tree.map(lambda g: second_moments(g, self.block_size), grad)
+        moments = _average(state.moments, new, self.decay)
+
+        def roots() -> PyTree[Array]:
+            return jax.tree.map(
+                lambda g, s: inverse_roots(g, s, self.epsilon),
+                grad,
+                _unbiased(moments, self.decay, taken),
+            )
+
+        keep = lambda: state.roots
+        return KroneckerState(moments, jax.lax.cond(taken % self.every == 0, roots, keep))
+
+    def inverse(self, state: KroneckerState, source: Params, taken: Int[Array, ""]) -> Inverse:
+        """Multiplies by the roots from both sides."""
+        apply = lambda x, roots: precondition(x, roots, self.block_size)
+        lengths = jax.tree.map(lambda x, r: _ratio(x, apply(x, r)), source, state.roots)
+        return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, state.roots, lengths)
+
+
+def second_moments(g: Array, block_size: int) -> Any:
+    r""":math:`G G^\top` and :math:`G^\top G` of the blocks of a matrix; the squares of a vector."""
+    if g.ndim < 2:
+        return g * g
+    blocks = _split(g, block_size)
+    transposed = blocks.swapaxes(-1, -2)
+    return blocks @ transposed, transposed @ blocks
+
+
+def inverse_roots(g: Array, moments: Any, epsilon: float) -> Any:
+    r""":math:`L^{-1/4}` and :math:`R^{-1/4}` for a matrix, :math:`v^{-1/2}` for a vector."""
+    if g.ndim < 2:
+        return _power(moments, -1 / 2, epsilon)
+    return tuple(_matrix_power(s, -1 / 4, epsilon) for s in moments)
+
+
+def precondition(x: Array, roots: Any, block_size: int) -> Array:
+    """A matrix times its roots from both sides, block by block; a vector times its own."""
+    if x.ndim < 2:
+        return x * roots
+    left, right = roots
+    return _join(left @ _split(x, block_size) @ right, x.shape)
+
+
+def _matrix_power(
+    matrices: Float[Array, "*blocks n n"], exponent: float, epsilon: float
+) -> Float[Array, "*blocks n n"]:
+    eigenvalues, vectors = jnp.linalg.eigh(matrices)
+    powers = _power(jnp.maximum(eigenvalues, 0), exponent, epsilon)
+    return (vectors * powers[..., None, :]) @ vectors.swapaxes(-1, -2)
+
+
+def _power(x: Float[Array, "*n"], exponent: float, epsilon: float) -> Float[Array, "*n"]:
+    """A power of nonnegative numbers, kept off zero by a fraction of the largest on the last axis.
+
+    Where all are zero there was no gradient yet, and any finite power will do.
+    """
+    largest = jnp.max(x, axis=-1, keepdims=True, initial=0) if x.ndim else x
+    return (x + epsilon * jnp.where(largest > 0, largest, 1)) ** exponent
+
+
+def _ratio(x: Array, y: Array) -> Float[Array, ""]:
+    """The length of x over that of y, one where y vanishes."""
+    length = jnp.linalg.norm(y.ravel())
+    vanishes = length == 0
+    return jnp.where(vanishes, 1, jnp.linalg.norm(x.ravel()) / jnp.where(vanishes, 1, length))
+
+
+def _split(x: Array, block_size: int) -> Blocks:
+    """A matrix in blocks of equal size, with zeros where they reach beyond it."""
+    matrix = x.reshape(-1, x.shape[-1])
+    (down, rows), (across, columns) = (_divide(n, block_size) for n in matrix.shape)
+    beyond = [(0, down * rows - matrix.shape[0]), (0, across * columns - matrix.shape[1])]
+    return jnp.pad(matrix, beyond).reshape(down, rows, across, columns).swapaxes(1, 2)
+
+
+def _join(blocks: Blocks, shape: tuple[int, ...]) -> Array:
+    """The matrix of these blocks, in its shape before :func:`_split`."""
+    down, across, rows, columns = blocks.shape
+    matrix = blocks.swapaxes(1, 2).reshape(down * rows, across * columns)
+    return matrix[: math.prod(shape[:-1]), : shape[-1]].reshape(shape)
+
+
+def _divide(n: int, block_size: int) -> tuple[int, int]:
+    """How many blocks, and their size: as equal as can be."""
+    count = -(-n // block_size)
+    return count, -(-n // count)
+
+
+def _zeros(params: Params) -> Params:
+    dtype = algebra_dtype(params)
+    return jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
+
+
+def _average(old: PyTree[Array], new: PyTree[Array], decay: float) -> PyTree[Array]:
+    return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
+
+
+def _unbiased(average: PyTree[Array], decay: float, taken: Int[Array, ""]) -> PyTree[Array]:
+    """An average that started at zero, divided by the weights it has gathered."""
+    weights = lambda dtype: 1 - jnp.asarray(decay, dtype) ** (taken + 1).astype(dtype)
+    return jax.tree.map(lambda x: x / weights(x.dtype), average)
+
+
+def _check(metric: Any) -> None:
+    if not 0 <= metric.decay < 1 or not metric.epsilon > 0:
+        raise ValueError(f"{metric}: decay must lie between 0 and 1, and epsilon must be positive")
