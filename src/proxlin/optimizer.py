@@ -16,6 +16,7 @@ from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers.system import count
 from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, Step, StepRule
 from proxlin.subproblems import Scalar, Subproblem, dual_quadratic
+from proxlin.terms import Sum
 
 
 class StepInfo(NamedTuple):
@@ -61,8 +62,8 @@ class ProxLinearState(NamedTuple):
 
 
 def prox_linear(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     *,
     step: StepRule = Armijo(beta=0.1),
     init_aux: Any = None,
@@ -80,8 +81,9 @@ def prox_linear(
     is not finite, a value is not allowed, or the rule finds no step.
 
     Args:
-        model: ``model(params, inputs, *args) -> outputs``, or ``(outputs, aux)`` with ``has_aux``.
-        loss: a convex loss.
+        model: ``model(params, inputs, *args) -> outputs``, or ``(outputs, aux)`` with ``has_aux``;
+            or a :class:`proxlin.Sum` of terms, with tuples of inputs and targets.
+        loss: a convex loss; a sum brings its own.
         step: a step rule. The default asks for more decrease than the 1e-4 of the paper: on
             saturated losses, as those of unscaled inputs, a step that realises next to nothing of
             its slope can leave a network that does not learn any more.
@@ -113,8 +115,8 @@ def prox_linear(
 
 
 def direction_as_gradient(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     optimizer: optax.GradientTransformation | None = None,
     *,
     gamma: ScalarOrSchedule = 1.0,
@@ -129,7 +131,7 @@ def direction_as_gradient(
 
     Args:
         model: as in :func:`prox_linear`.
-        loss: a convex loss.
+        loss: likewise.
         optimizer: what to do with the direction; None returns :math:`+d`.
         gamma: the regularisation, a number or an Optax schedule.
         init_aux: as in :func:`prox_linear`.
@@ -151,8 +153,8 @@ def direction_as_gradient(
 
 
 def spl(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     gamma: ScalarOrSchedule = 1.0,
     *,
     subproblem: Subproblem | None = None,
@@ -186,8 +188,8 @@ def spl(
 
 
 def armijo_spl(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     gamma: ScalarOrSchedule = 1.0,
     *,
     init_aux: Any = None,
