@@ -19,6 +19,7 @@ ROOMS = (
     "linearize",
     "losses",
     "batch",
+    "terms",
     "regularizers",
     "solvers",
     "metrics",

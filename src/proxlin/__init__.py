@@ -48,5 +48,7 @@ from proxlin.subproblems import dual_convex as dual_convex
 from proxlin.subproblems import dual_quadratic as dual_quadratic
 from proxlin.subproblems import primal_convex as primal_convex
 from proxlin.subproblems import primal_quadratic as primal_quadratic
+from proxlin.terms import Sum as Sum
+from proxlin.terms import Term as Term
 
 __version__ = "0.1.0"

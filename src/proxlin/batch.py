@@ -21,12 +21,19 @@ class Batch(NamedTuple):
         targets: what the loss takes; likewise.
         weights: :math:`\omega`, one for each example, of sum one.
         good: whether all values are allowed.
+
+    For a sum of terms the first three are tuples, and weights sum to the weight of their term.
     """
 
     inputs: PyTree
     targets: PyTree
-    weights: Float[Array, "*n"]
+    weights: PyTree[Float[Array, "*n"]]
     good: Bool[Array, ""]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the algebra."""
+        return jax.tree.leaves(self.weights)[0].dtype
 
     def every(self, stride: int, size: int) -> Batch:
         """``size`` examples, ``stride`` apart; on a sharded batch each device keeps its own."""

@@ -11,19 +11,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
-from proxlin.batch import Batch, check_inputs, make_batch
+from proxlin.batch import Batch
 from proxlin.checks import require
-from proxlin.linearize import (
-    Linearization,
-    Model,
-    Params,
-    algebra_dtype,
-    check_outputs,
-    check_params,
-    evaluate,
-    linearize,
-)
-from proxlin.losses import Loss
+from proxlin.linearize import Linearization, Model, Params, algebra_dtype, check_params
+from proxlin.losses import Loss, weighted_grad, weighted_value
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
@@ -39,6 +30,7 @@ from proxlin.subproblems import (
     dual_quadratic,
     vector_of,
 )
+from proxlin.terms import Size, Sum, Term, make_terms
 
 
 class Info(NamedTuple):
@@ -173,17 +165,13 @@ class Direction:
         return dataclasses.replace(self, info=info, predicts=True)
 
 
-# A number of examples, a function that takes it from the size of the batch, or None for all.
-Size = int | Callable[[int], int] | None
-
-
 class Options(TypedDict, total=False):
     """The options of :func:`value_and_direction`, which all optimizers take too."""
 
     subproblem: Subproblem
     solver: Any
     regularizer: Regularizer
-    curvature_size: Size
+    curvature_size: Size | None
     chunk_size: int | None
     has_aux: bool
 
@@ -195,32 +183,26 @@ class Oracle:
     ``metric`` and ``momentum`` carry over from step to step; see :func:`proxlin.prox_linear`.
     """
 
-    model: Model
-    loss: Loss
+    model: Model | Sum
+    loss: Loss | None = None
     subproblem: Subproblem = dual_quadratic
     solver: Any = None
     regularizer: Regularizer = Zero()  # noqa: RUF009
-    curvature_size: Size = None
+    curvature_size: Size | None = None
     chunk_size: int | None = None
     has_aux: bool = False
     metric: Metric = Euclidean()  # noqa: RUF009
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        if not callable(self.model):
-            raise TypeError(f"model must be a function model(params, inputs), not {self.model!r}")
-        if not isinstance(self.loss, Loss):
-            raise TypeError(
-                f"loss must be a proxlin.Loss such as Logistic(), not {self.loss!r}; wrap a convex "
-                "function as FromFunction(fn)"
-            )
+        terms = self.terms
         if not isinstance(self.regularizer, Regularizer):
             raise TypeError(f"regularizer must be one such as L1(1e-3), not {self.regularizer!r}")
         if not callable(self.subproblem):
             raise TypeError(
                 f"subproblem must be a function such as dual_quadratic, not {self.subproblem!r}"
             )
-        check_combination(self.subproblem, self.loss, self.solver, self.regularizer)
+        check_combination(self.subproblem, terms.loss, self.solver, self.regularizer)
         check_memory(self.subproblem, self.solver, self.regularizer, self.metric, self.momentum)
         for name in ("curvature_size", "chunk_size"):
             size = getattr(self, name)
@@ -233,6 +215,11 @@ class Oracle:
                 "chunk_size with has_aux: statistics of a batch cannot be taken chunk by chunk; "
                 "drop one of the two"
             )
+
+    @property
+    def terms(self) -> Term | Sum:
+        """What the objective is made of."""
+        return make_terms(self.model, self.loss)
 
     def remember(self, params: Params) -> Memory:
         """The memory before the first step."""
@@ -253,13 +240,32 @@ class Oracle:
     ) -> Direction:
         """One walk: linearise, differentiate the loss, solve the subproblem, map back."""
         check_params(params)
-        batch = self._batch(params, inputs, targets, args, weights)
-        gamma, gamma_ok = _checked_gamma(gamma, batch.weights.dtype)
+        batch = self.terms.batch(
+            params,
+            inputs,
+            targets,
+            args,
+            weights,
+            has_aux=self.has_aux,
+            per_example=bool(self.curvature_size or self.chunk_size),
+        )
+        gamma, gamma_ok = _checked_gamma(gamma, batch.dtype)
+        some = batch if self.curvature_size is None else self.terms.some(batch, self.curvature_size)
 
         lin = self._linearize(params, batch.inputs, args)
-        value = jnp.sum(batch.weights * self.loss.value(lin.outputs, batch.targets))
-        pull = batch.weights[..., None] * self.loss.grad(lin.outputs, batch.targets)
-        plin = self._partial_linearization(lin, params, batch, args, grad=lin.vjp(pull))
+        value = weighted_value(self.terms.loss, lin.outputs, batch.targets, batch.weights)
+        pull = weighted_grad(self.terms.loss, lin.outputs, batch.targets, batch.weights)
+        whole = some is batch
+        plin = PartialLinearization(
+            linearization=lin if whole else self._linearize(params, some.inputs, args),
+            loss=self.terms.loss,
+            targets=some.targets,
+            weights=some.weights,
+            grad=lin.vjp(pull),
+            params=jax.tree.map(lambda w: w.astype(batch.dtype), params),
+            regularizer=self.regularizer,
+            same_examples=whole,
+        )
         plin, learnt = self._with_memory(plin, gamma, memory, count(taken))
         solved = self.subproblem(plin, gamma, self.solver)
         if self.momentum:
@@ -304,45 +310,9 @@ class Oracle:
         )
 
     def _linearize(self, params: Params, inputs: PyTree, args: tuple[Any, ...]) -> Linearization:
-        return linearize(
-            self.model, params, inputs, *args, has_aux=self.has_aux, chunk_size=self.chunk_size
+        return self.terms.linearize(
+            params, inputs, args, has_aux=self.has_aux, chunk_size=self.chunk_size
         )
-
-    def _partial_linearization(
-        self,
-        lin: Linearization,
-        params: Params,
-        batch: Batch,
-        args: tuple[Any, ...],
-        grad: Params,
-    ) -> PartialLinearization:
-        """The convex model, on all examples or on ``curvature_size`` of them."""
-        m = lin.outputs.shape[0]
-        size = self._curvature_size(m)
-        if size < m:
-            batch = batch.every(m // size, size)
-            lin = self._linearize(params, batch.inputs, args)
-        return PartialLinearization(
-            linearization=lin,
-            loss=self.loss,
-            targets=batch.targets,
-            weights=batch.weights,
-            grad=grad,
-            params=jax.tree.map(lambda w: w.astype(lin.outputs.dtype), params),
-            regularizer=self.regularizer,
-            same_examples=size == m,
-        )
-
-    def _curvature_size(self, m: int) -> int:
-        size = self.curvature_size(m) if callable(self.curvature_size) else self.curvature_size
-        if size is None:
-            return m
-        if not 1 <= size <= m:
-            raise ValueError(
-                f"curvature_size={size} for a batch of {m} examples: give at least one and at "
-                "most as many as the batch has"
-            )
-        return size
 
     def _with_memory(
         self, plin: PartialLinearization, gamma: Scalar, memory: Memory, taken: Int[Array, ""]
@@ -366,53 +336,23 @@ class Oracle:
         ), learnt
 
     def _objective(self, params: Params, batch: Batch, args: tuple[Any, ...]) -> Scalar:
-        outputs = evaluate(
-            self.model,
-            params,
-            batch.inputs,
-            *args,
-            has_aux=self.has_aux,
-            chunk_size=self.chunk_size,
+        outputs = self.terms.evaluate(
+            params, batch.inputs, args, has_aux=self.has_aux, chunk_size=self.chunk_size
         )
-        value = jnp.sum(batch.weights * self.loss.value(outputs, batch.targets))
+        value = weighted_value(self.terms.loss, outputs, batch.targets, batch.weights)
         if isinstance(self.regularizer, Zero):
             return value
         return value + self.regularizer.value(params).astype(value.dtype)
 
-    def _batch(
-        self, params: Params, inputs: PyTree, targets: PyTree, args: tuple[Any, ...], weights: Any
-    ) -> Batch:
-        """The batch, checked before any work is done."""
-        per_example = weights is not None or self.curvature_size or self.chunk_size
-        check_inputs(inputs, example_axis=bool(per_example))
-        outputs = jax.eval_shape(lambda w, x: self.model(w, x, *args), params, inputs)
-        if self.has_aux:
-            if not isinstance(outputs, tuple) or len(outputs) != 2:
-                raise TypeError(
-                    f"has_aux=True: the model must return (outputs, aux), not {outputs}"
-                )
-            outputs = outputs[0]
-        check_outputs(outputs)
-        examples = jnp.shape(jax.tree.leaves(inputs)[0])[0] if per_example else outputs.shape[0]
-        if examples != outputs.shape[0]:
-            raise ValueError(
-                f"inputs of {examples} examples, outputs of {outputs.shape[0]}: mismatched batch "
-                "sizes; weights, curvature_size and chunk_size need outputs for each example"
-            )
-        dtype = algebra_dtype(params, outputs)
-        outputs = jax.ShapeDtypeStruct(outputs.shape, dtype)
-        self._curvature_size(outputs.shape[0])
-        return make_batch(self.loss, outputs, inputs, targets, weights)
-
 
 def value_and_direction(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     *,
     subproblem: Subproblem = dual_quadratic,
     solver: Any = None,
     regularizer: Regularizer = Zero(),
-    curvature_size: Size = None,
+    curvature_size: Size | None = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
 ) -> Callable[..., tuple[tuple[Scalar, Info], Params]]:
@@ -429,8 +369,10 @@ def value_and_direction(
     steps, and :math:`d = \gamma \nabla h` after none.
 
     Args:
-        model: ``model(params, inputs, *args) -> outputs`` of shape ``(m, ..., k)``.
-        loss: a convex loss.
+        model: ``model(params, inputs, *args) -> outputs`` of shape ``(m, ..., k)``, or a
+            :class:`proxlin.Sum` of terms, each with its own model and loss. Inputs, targets,
+            ``weights`` and ``info.aux`` are then tuples with one entry for each term.
+        loss: a convex loss; a sum brings its own.
         subproblem: :func:`proxlin.dual_quadratic`, :func:`proxlin.primal_quadratic`,
             :func:`proxlin.dual_convex` or :func:`proxlin.primal_convex`.
         solver: how to solve it; None is ``CG(2)`` for linear systems, else
@@ -438,7 +380,8 @@ def value_and_direction(
         regularizer: a convex :math:`\rho` of the parameters, added to the objective and, as it
             is, to the subproblem.
         curvature_size: take the curvature from this many examples of the batch, evenly spread,
-            and the gradient from all of them; a number, or a function of the batch size.
+            and the gradient from all of them; a number, or a function of the batch size. In a
+            sum, from this many of each term, and from all of a term that has fewer.
         chunk_size: go through the batch in chunks of this many examples, so that memory is
             bounded; for models in which no example influences another.
         has_aux: whether the model returns ``(outputs, aux)``.

@@ -38,33 +38,40 @@ class Linearization:
         rows: for an array of example indices, those examples' rows of :math:`J` as one dense
             array ``(indices, ..., k, p)``, each computed from its example alone.
         aux: what the model returned beside its outputs.
+
+    For a sum of terms ``outputs``, ``rows`` and ``aux`` are tuples with one entry for each term,
+    and so are the vectors in output space.
     """
 
-    outputs: Outputs
-    jvp: Callable[[Params], Outputs]
-    vjp: Callable[[Outputs], Params]
-    rows: Callable[[Int[Array, " b"]], Float[Array, "b *rest k p"]]
+    outputs: PyTree[Outputs]
+    jvp: Callable[[Params], PyTree[Outputs]]
+    vjp: Callable[[PyTree[Outputs]], Params]
+    rows: PyTree[Callable[[Int[Array, " b"]], Float[Array, "b *rest k p"]]]
     aux: Any = None
 
     def examples_independent(self) -> Bool[Array, ""]:
-        r"""Whether ``rows`` agrees with :math:`J` on the first and the last example.
+        r"""Whether ``rows`` agrees with :math:`J` on the first and the last example of each term.
 
         It does not where examples influence each other (BatchNorm) or where what a model does
-        depends on their number (one dropout key for the batch). Costs two VJPs.
+        depends on their number (one dropout key for the batch). Costs two VJPs for each term.
         """
-        m = self.outputs.shape[0]
-        tolerance = float(jnp.finfo(self.outputs.dtype).eps) ** 0.5
+        zeros = [jnp.zeros_like(leaf) for leaf in jax.tree.leaves(self.outputs)]
+        tree = jax.tree.structure(self.outputs)
         agree = jnp.asarray(True)
-        # Not ones: the outputs of one example may sum to a constant, as after a softmax, and then
-        # there is nothing but rounding to compare.
-        v = jnp.cos(jnp.arange(self.outputs[0].size, dtype=self.outputs.dtype))
-        for index in (0, m - 1):
-            at_index = v.reshape(self.outputs.shape[1:])
-            whole = self.vjp(jnp.zeros_like(self.outputs).at[index].set(at_index))
-            flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(whole)])
-            alone = v @ self.rows(jnp.asarray([index])).reshape(-1, flat.size)
-            scale = jnp.linalg.norm(flat) + jnp.linalg.norm(alone)
-            agree &= jnp.linalg.norm(flat - alone) <= tolerance * scale
+        for term, rows in enumerate(jax.tree.leaves(self.rows)):
+            one = zeros[term][0]
+            tolerance = float(jnp.finfo(one.dtype).eps) ** 0.5
+            # Not ones: the outputs of one example may sum to a constant, as after a softmax, and
+            # then there is nothing but rounding to compare.
+            v = jnp.cos(jnp.arange(one.size, dtype=one.dtype))
+            for index in (0, len(zeros[term]) - 1):
+                at_index = zeros[term].at[index].set(v.reshape(one.shape))
+                leaves = [*zeros[:term], at_index, *zeros[term + 1 :]]
+                whole = self.vjp(jax.tree.unflatten(tree, leaves))
+                flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(whole)])
+                alone = v @ rows(jnp.asarray([index])).reshape(-1, flat.size)
+                scale = jnp.linalg.norm(flat) + jnp.linalg.norm(alone)
+                agree &= jnp.linalg.norm(flat - alone) <= tolerance * scale
         return agree
 
 

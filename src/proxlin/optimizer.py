@@ -24,6 +24,7 @@ from proxlin.steps import (
     StochasticTrustRegion,
 )
 from proxlin.subproblems import Scalar, Subproblem, dual_quadratic
+from proxlin.terms import Sum
 
 
 class StepInfo(NamedTuple):
@@ -73,8 +74,8 @@ class ProxLinearState(NamedTuple):
 
 
 def prox_linear(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     *,
     step: StepRule = Armijo(beta=0.1),
     metric: Metric = Euclidean(),
@@ -94,8 +95,9 @@ def prox_linear(
     is not finite, a value is not allowed, or the rule finds no step.
 
     Args:
-        model: ``model(params, inputs, *args) -> outputs``, or ``(outputs, aux)`` with ``has_aux``.
-        loss: a convex loss.
+        model: ``model(params, inputs, *args) -> outputs``, or ``(outputs, aux)`` with ``has_aux``;
+            or a :class:`proxlin.Sum` of terms, with tuples of inputs and targets.
+        loss: a convex loss; a sum brings its own.
         step: a step rule. The default asks for more decrease than the 1e-4 of the paper: on
             saturated losses, as those of unscaled inputs, a step that realises next to nothing of
             its slope can leave a network that does not learn any more.
@@ -135,8 +137,8 @@ def prox_linear(
 
 
 def direction_as_gradient(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     optimizer: optax.GradientTransformation | None = None,
     *,
     gamma: ScalarOrSchedule = 1.0,
@@ -151,7 +153,7 @@ def direction_as_gradient(
 
     Args:
         model: as in :func:`prox_linear`.
-        loss: a convex loss.
+        loss: likewise.
         optimizer: what to do with the direction; None returns :math:`+d`.
         gamma: the regularisation, a number or an Optax schedule.
         init_aux: as in :func:`prox_linear`.
@@ -173,8 +175,8 @@ def direction_as_gradient(
 
 
 def spl(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     gamma: ScalarOrSchedule = 1.0,
     *,
     subproblem: Subproblem | None = None,
@@ -208,8 +210,8 @@ def spl(
 
 
 def armijo_spl(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     gamma: ScalarOrSchedule = 1.0,
     *,
     init_aux: Any = None,
@@ -223,8 +225,8 @@ def armijo_spl(
 
 
 def auto(
-    model: Model,
-    loss: Loss,
+    model: Model | Sum,
+    loss: Loss | None = None,
     *,
     chunk_size: int | None = None,
     has_aux: bool = False,
@@ -244,7 +246,7 @@ def auto(
 
     Args:
         model: as in :func:`prox_linear`.
-        loss: a convex loss with a Hessian factor.
+        loss: likewise; it needs a Hessian factor.
         chunk_size: as in :func:`proxlin.value_and_direction`.
         has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: as in :func:`prox_linear`.

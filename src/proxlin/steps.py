@@ -232,10 +232,9 @@ def _model_derivative(direction: Direction) -> Callable[[Scalar], Scalar]:
     plin, d = direction.plin, direction.vector
     outputs = plin.linearization.outputs
     change = plin.linearization.jvp(d)
-    weighted = plin.weights[..., None] * change
 
     def gain(eta: Scalar) -> Scalar:
-        return jnp.sum(weighted * plin.loss.grad(outputs - eta * change, plin.targets))
+        return dot(change, plin.pull(add_scaled(outputs, -eta, change)))
 
     zero = jnp.zeros_like(direction.value)
     complete = plin.same_examples and plin.source is None

@@ -25,11 +25,13 @@ class Factor(NamedTuple):
         rmv: :math:`v \mapsto B^\top v`.
         preimage: some :math:`v` with :math:`B v = \nabla \ell(f)` where one is known without
             division by small numbers, else None.
+
+    For a sum of terms the vectors are tuples with one entry for each.
     """
 
-    mv: Callable[[Outputs], Outputs]
-    rmv: Callable[[Outputs], Outputs]
-    preimage: Outputs | None = None
+    mv: Callable[[PyTree[Outputs]], PyTree[Outputs]]
+    rmv: Callable[[PyTree[Outputs]], PyTree[Outputs]]
+    preimage: PyTree[Outputs] | None = None
 
 
 class Loss(abc.ABC):

@@ -15,3 +15,4 @@ from proxlin.solvers.system import Pair as Pair
 from proxlin.solvers.system import Rows as Rows
 from proxlin.solvers.system import Solution as Solution
 from proxlin.solvers.system import Status as Status
+from proxlin.solvers.system import TermRows as TermRows

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from proxlin.solvers.system import (
     LinearSolver,
@@ -18,6 +18,7 @@ from proxlin.solvers.system import (
     Rows,
     Solution,
     Status,
+    TermRows,
     Vector,
     add_scaled,
     count,
@@ -169,41 +170,58 @@ def _gram_of_products(
 
 
 def _gram_of_rows(rows: Rows, on_x: bool, max_elements: int) -> Matrix:
-    """A A^T or A^T A for the dense rows A, from blocks of bounded size."""
-    p = jax.eval_shape(rows.block, jnp.zeros(1, int)).shape[1]
-    size = min(rows.examples, max(1, max_elements // (rows.per_example * p)))
-    blocks = -(-rows.examples // size)
-    # The last block is filled up with the last example, whose copies are cut off again.
-    numbers = jnp.arange(blocks * size).reshape(blocks, size)
-    indices = jnp.minimum(numbers, rows.examples - 1)
-    if on_x == rows.of_x:
-        n = rows.examples * rows.per_example
+    """A A^T or A^T A for the dense rows A of all terms, from blocks of bounded size."""
+    like = jax.eval_shape(rows.terms[0].block, jnp.zeros(1, int))
+    p = like.shape[1]
+    if on_x != rows.of_x:
+        gram = jnp.zeros((p, p), like.dtype)
+        for term in rows.terms:
+            gram = _add_outer_products(gram, term, max_elements // p)
+        return gram
+    if sum(term.examples * term.per_example for term in rows.terms) * p <= max_elements:
+        a = jnp.concatenate([term.block(jnp.arange(term.examples)) for term in rows.terms])
+        return _times(a, a.T)
+    strip = lambda a: (
+        jnp.concatenate(
+            [_over_blocks(term, max_elements // p, lambda b: _times(b, a.T)) for term in rows.terms]
+        ).T
+    )
+    return jnp.concatenate([_over_blocks(term, max_elements // p, strip) for term in rows.terms])
 
-        if blocks == 1:
-            a = rows.block(indices[0])
-            return _times(a, a.T)
 
-        def strip(i: Array) -> Float[Array, "block n"]:
-            a = rows.block(i)
-            products = jax.lax.map(lambda j: _times(a, rows.block(j).T), indices)
-            return jnp.swapaxes(products, 0, 1).reshape(a.shape[0], -1)
+def _blocks(term: TermRows, max_rows: int) -> Int[Array, "blocks size"]:
+    """Numbers of the examples of each block; those of the last may be too large."""
+    size = min(term.examples, max(1, max_rows // term.per_example))
+    return jnp.arange(-(-term.examples // size) * size).reshape(-1, size)
 
-        side = blocks * size * rows.per_example
-        return jax.lax.map(strip, indices).reshape(side, side)[:n, :n]
 
-    def add(total: Matrix, block: tuple[Array, Array]) -> tuple[Matrix, None]:
-        i, number = block
-        real = jnp.repeat(number < rows.examples, rows.per_example)
-        a = jnp.where(real[:, None], rows.block(i), 0)
+def _block(term: TermRows, numbers: Int[Array, " b"]) -> Float[Array, "rows p"]:
+    """Rows of some examples, those of the last one in the place of numbers too large."""
+    return term.block(jnp.minimum(numbers, term.examples - 1))
+
+
+def _over_blocks(
+    term: TermRows, max_rows: int, fn: Callable[[Array], Array]
+) -> Float[Array, "rows n"]:
+    """``fn`` of all rows, some of them at a time."""
+    blocks = jax.lax.map(lambda i: fn(_block(term, i)), _blocks(term, max_rows))
+    return blocks.reshape(-1, blocks.shape[-1])[: term.examples * term.per_example]
+
+
+def _add_outer_products(total: Matrix, term: TermRows, max_rows: int) -> Matrix:
+    """Adds A^T A of one term, some rows at a time."""
+
+    def add(total: Matrix, numbers: Array) -> tuple[Matrix, None]:
+        real = jnp.repeat(numbers < term.examples, term.per_example)
+        a = jnp.where(real[:, None], _block(term, numbers), 0)
         return total + _times(a.T, a), None
 
-    zero = jnp.zeros((p, p), jax.eval_shape(rows.block, jnp.zeros(1, int)).dtype)
-    return jax.lax.scan(add, zero, (indices, numbers))[0]
+    return jax.lax.scan(add, total, _blocks(term, max_rows))[0]
 
 
 def _products_of_rows(rows: Rows) -> Products:
-    """All rows of all examples cost as many VJPs as one example has rows; checking them, two."""
-    vjps = rows.per_example + 2
+    """As many VJPs as an example has rows give those of all examples; checking them costs two."""
+    vjps = max(term.per_example for term in rows.terms) + 2 * len(rows.terms)
     return (vjps, 0) if rows.of_x else (0, vjps)
 
 

@@ -36,20 +36,30 @@ class Status(enum.IntEnum):
     BAD_VALUE = 3
 
 
-class Rows(NamedTuple):
-    r"""Dense rows of :math:`B^\top J`, block by block.
+class TermRows(NamedTuple):
+    r"""Dense rows of :math:`B^\top J` of one term of the objective, block by block.
 
     Attributes:
-        block: example indices ``(b,)`` -> matrix ``(b * rows_per_example, p)``.
+        block: example indices ``(b,)`` -> matrix ``(b * per_example, p)``.
         examples: how many examples there are.
         per_example: rows of one example.
-        of_x: whether rows belong to entries of :math:`x` (the dual) or of :math:`M x`.
-        agree: whether these rows are those of :math:`M`; costs two VJPs.
     """
 
     block: Callable[[Int[Array, " b"]], Float[Array, "rows p"]]
     examples: int
     per_example: int
+
+
+class Rows(NamedTuple):
+    r"""Dense rows of :math:`B^\top J`, term by term.
+
+    Attributes:
+        terms: the rows of each term, in their order in :math:`x` or :math:`M x`.
+        of_x: whether rows belong to entries of :math:`x` (the dual) or of :math:`M x`.
+        agree: whether these rows are those of :math:`M`; costs two VJPs for each term.
+    """
+
+    terms: tuple[TermRows, ...]
     of_x: bool
     agree: Callable[[], Bool[Array, ""]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxlin.losses import Loss
+from proxlin.losses import Loss, Losses, each
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import CG, CompositeSolver, LinearSolver, SmoothSolver
@@ -23,12 +23,18 @@ _LINEAR = "CG(max_steps) or Cholesky()"
 _COMPOSITE = "ProximalGradient()"
 
 
-def check_combination(subproblem: Any, loss: Loss, solver: Any, regularizer: Regularizer) -> None:
+def check_combination(
+    subproblem: Any, losses: Losses, solver: Any, regularizer: Regularizer
+) -> None:
     """Raises TypeError, saying what is missing and what would work, unless all four fit.
 
     Subproblems of the user's own (other functions) are not looked into.
     """
     subproblem = getattr(subproblem, "func", subproblem)  # functools.partial
+    each(lambda loss: _check_loss(subproblem, loss, solver, regularizer), losses)
+
+
+def _check_loss(subproblem: Any, loss: Loss, solver: Any, regularizer: Regularizer) -> None:
     if subproblem in (dual_quadratic, primal_quadratic) and not loss.twice_differentiable:
         raise TypeError(
             f"{subproblem.__name__} needs a Hessian factor, which {loss} does not have; use "

@@ -57,7 +57,7 @@ def primal_composite(
             inner=dot,
             image_inner=dot,
             start=zero,
-            start_image=jnp.zeros_like(lin.outputs),
+            start_image=jax.tree.map(jnp.zeros_like, lin.outputs),
             bounds=bounds,
         )
     )

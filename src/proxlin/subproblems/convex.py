@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from proxlin.checks import require
 from proxlin.linearize import Outputs, Params
+from proxlin.losses import each
 from proxlin.regularizers import Zero
 from proxlin.solvers import (
     CompositeProblem,
@@ -49,10 +50,10 @@ def primal_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None)
 
     # The model without its linear part, which belongs to the gradient of the whole batch.
     def value(v: Outputs) -> Scalar:
-        return plin.value(outputs - v) + dot(pull, v)
+        return plin.value(add_scaled(outputs, -1, v)) + dot(pull, v)
 
     def grad(v: Outputs) -> Outputs:
-        return pull - plin.pull(outputs - v)
+        return add_scaled(pull, -1, plin.pull(add_scaled(outputs, -1, v)))
 
     if isinstance(solver, SmoothSolver):
         return _primal_smooth(plin, gamma, solver, value, grad)
@@ -89,27 +90,37 @@ def dual_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -
     # Under jit the status says so; a finite number keeps it from being reported as non-finite.
     gamma = jnp.where(finite, gamma, jnp.ones_like(gamma))
     proximity = Proximity.of(plin, gamma)
-    lin, loss, targets = plin.linearization, plin.loss, plin.targets
-    first = loss.grad(lin.outputs, targets)
-    weigh = lambda x: plin.weights[..., None] * x
+    lin, losses, targets = plin.linearization, plin.loss, plin.targets
+    first = each(lambda loss, f, y: loss.grad(f, y), losses, lin.outputs, targets)
+
+    def conjugate(a: Outputs) -> Scalar:
+        values = each(lambda loss, x, y: loss.conjugate(x, y), losses, a, targets)
+        return jax.tree.reduce(
+            jnp.add, jax.tree.map(lambda w, v: jnp.sum(w * v), plin.weights, values)
+        )
+
+    def prox(x: Outputs, t: Scalar) -> Outputs:
+        point = add_scaled(add_scaled(first, 1, x), t, lin.outputs)
+        a = each(lambda loss, z, y: loss.prox_conjugate(z, y, t), losses, point, targets)
+        return add_scaled(a, -1, first)
 
     def bounds(x: Outputs, image: Params) -> tuple[Scalar, Scalar]:
         d = proximity.conjugate_grad(add_scaled(plin.grad, 1, image))
         primal = _model_value(plin, d, lin.jvp(d)) + proximity.value(d)
-        a = first + x
-        own = jnp.sum(plin.weights * loss.conjugate(a, targets)) - dot(weigh(a), lin.outputs)
+        a = add_scaled(first, 1, x)
+        own = conjugate(a) - dot(plin.weigh(a), lin.outputs)
         return primal, -own - proximity.conjugate(add_scaled(plin.grad, 1, image))
 
     zero = jax.tree.map(jnp.zeros_like, plin.grad)
     solution = (solver or ProximalGradient()).solve(
         CompositeProblem(
-            apply=lambda x: lin.vjp(weigh(x)),
+            apply=lambda x: lin.vjp(plin.weigh(x)),
             adjoint=lin.jvp,
             smooth_grad=lambda v: proximity.conjugate_grad(add_scaled(plin.grad, 1, v)),
-            prox=lambda x, t: loss.prox_conjugate(first + x + t * lin.outputs, targets, t) - first,
-            inner=lambda x, y: dot(weigh(x), y),
+            prox=prox,
+            inner=lambda x, y: dot(plin.weigh(x), y),
             image_inner=dot,
-            start=jnp.zeros_like(first),
+            start=jax.tree.map(jnp.zeros_like, first),
             start_image=zero,
             bounds=bounds,
         )
@@ -167,7 +178,7 @@ def _primal_smooth(
 
 def _model_value(plin: PartialLinearization, d: Params, image: Outputs) -> Scalar:
     """The convex model, its gradient at zero corrected to that of the whole batch."""
-    value = plin.value(plin.linearization.outputs - image)
+    value = plin.value(add_scaled(plin.linearization.outputs, -1, image))
     if plin.same_examples:
         return value
     own = dot(plin.pull(plin.linearization.outputs), image)

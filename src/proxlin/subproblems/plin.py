@@ -1,7 +1,8 @@
 r"""What a subproblem is made of: the convex model of the objective and the proximity term.
 
 Around parameters :math:`w` with outputs :math:`f`, and with weights :math:`\omega` that sum to one
-(:math:`1/m` each, if all examples count the same), a prox-linear direction minimises
+(:math:`1/m` each, if all examples count the same; in a sum of terms, to the weight of their term),
+a prox-linear direction minimises
 
 .. math:: \sum_i \omega_i\, \ell_i(f_i - J_i d) + r(d), \qquad
     r(d) = \tfrac{1}{2 \gamma} \|d\|^2 + \rho(w - d)
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.linearize import Linearization, Outputs, Params
-from proxlin.losses import Factor, Loss
+from proxlin.losses import Factor, Loss, Losses, each, weighted_grad, weighted_value
 from proxlin.metrics import Inverse
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers.system import Pair, Vector, add_scaled, dot, scale
@@ -48,12 +49,14 @@ class PartialLinearization:
         source: the linear term of the subproblem: the gradient and the momentum; None for the
             gradient alone.
         inverse: :math:`P^{-1}` for a proximity term in a metric :math:`P`; None for the identity.
+
+    For a sum of terms loss, targets and weights are tuples, as the outputs are.
     """
 
     linearization: Linearization
-    loss: Loss
+    loss: Losses
     targets: PyTree
-    weights: Float[Array, "*n"]
+    weights: PyTree[Float[Array, "*n"]]
     grad: Params
     params: Params
     regularizer: Regularizer
@@ -72,22 +75,27 @@ class PartialLinearization:
 
     def value(self, outputs: Outputs) -> Scalar:
         r""":math:`\sum_i \omega_i\, \ell_i` at some outputs."""
-        return jnp.sum(self.weights * self.loss.value(outputs, self.targets))
+        return weighted_value(self.loss, outputs, self.targets, self.weights)
 
     def pull(self, outputs: Outputs) -> Outputs:
         r"""The gradient of :meth:`value`, :math:`\omega \nabla \ell`."""
-        return self.weights[..., None] * self.loss.grad(outputs, self.targets)
+        return weighted_grad(self.loss, outputs, self.targets, self.weights)
 
-    def factor(self, examples: Any = slice(None)) -> Factor:
-        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs, of some examples."""
-        outputs = self.linearization.outputs[examples]
-        targets = jax.tree.map(lambda y: y[examples], self.targets)
-        mv, rmv, preimage = self.loss.hessian_factor(outputs, targets)
-        root = jnp.sqrt(self.weights[examples])[..., None]
+    def weigh(self, x: Outputs) -> Outputs:
+        r""":math:`\omega x`, example by example."""
+        return jax.tree.map(lambda w, v: w[..., None] * v, self.weights, x)
+
+    def factor(self) -> Factor:
+        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs."""
+        f = self.linearization.outputs
+        factors = each(weighted_factor, self.loss, f, self.targets, self.weights)
+        if isinstance(factors, Factor):
+            return factors
+        preimages = tuple(b.preimage for b in factors)
         return Factor(
-            mv=lambda u: root * mv(u),
-            rmv=lambda v: rmv(root * v),
-            preimage=None if preimage is None else root * preimage,
+            mv=lambda u: tuple(b.mv(x) for b, x in zip(factors, u, strict=True)),
+            rmv=lambda v: tuple(b.rmv(x) for b, x in zip(factors, v, strict=True)),
+            preimage=None if any(v is None for v in preimages) else preimages,
         )
 
     def curvature(self, d: Params) -> Scalar:
@@ -113,6 +121,19 @@ class PartialLinearization:
 def vector_of(x: Vector) -> Params:
     """The vector of a pair, or the vector itself."""
     return x.vector if isinstance(x, Pair) else x
+
+
+def weighted_factor(
+    loss: Loss, outputs: Outputs, targets: PyTree, weights: Float[Array, "*n"]
+) -> Factor:
+    r"""The factor :math:`\sqrt{\omega} B` of the Hessian of one weighted loss."""
+    mv, rmv, preimage = loss.hessian_factor(outputs, targets)
+    root = jnp.sqrt(weights)[..., None]
+    return Factor(
+        mv=lambda u: root * mv(u),
+        rmv=lambda v: rmv(root * v),
+        preimage=None if preimage is None else root * preimage,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,12 +20,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.checks import require
-from proxlin.linearize import Params
+from proxlin.linearize import Outputs, Params
+from proxlin.losses import Loss, each
 from proxlin.regularizers import Zero
-from proxlin.solvers import CG, LinearSolver, NormalSystem, ProximalGradient, Rows, Status
+from proxlin.solvers import (
+    CG,
+    LinearSolver,
+    NormalSystem,
+    ProximalGradient,
+    Rows,
+    Status,
+    TermRows,
+)
 from proxlin.solvers.system import add_scaled, count, dot, scale
 from proxlin.subproblems.composite import primal_composite
 from proxlin.subproblems.plin import (
@@ -34,6 +43,7 @@ from proxlin.subproblems.plin import (
     Scalar,
     Subsolution,
     vector_of,
+    weighted_factor,
 )
 
 
@@ -183,18 +193,22 @@ def dual_quadratic(
 
 def _rows(plin: PartialLinearization, *, of_x: bool) -> Rows:
     """Rows of B^T J for a direct solver."""
-    outputs = plin.linearization.outputs
+    lin = plin.linearization
 
-    def block(indices: Int[Array, " b"]) -> Float[Array, "rows p"]:
-        jacobian = plin.linearization.rows(indices)
-        rmv = plin.factor(indices).rmv
-        rows = jax.vmap(rmv, in_axes=-1, out_axes=-1)(jacobian)
-        return rows.reshape(-1, rows.shape[-1])
+    def one(
+        loss: Loss, outputs: Outputs, jacobian: Any, targets: PyTree, weights: Float[Array, "*n"]
+    ) -> TermRows:
+        def rows(indices: Int[Array, " b"]) -> Float[Array, "rows p"]:
+            f, y, w = jax.tree.map(lambda x: x[indices], (outputs, targets, weights))
+            rmv = weighted_factor(loss, f, y, w).rmv
+            rows = jax.vmap(rmv, in_axes=-1, out_axes=-1)(jacobian(indices))
+            return rows.reshape(-1, rows.shape[-1])
 
+        return TermRows(rows, outputs.shape[0], outputs[0].size)
+
+    terms = each(one, plin.loss, lin.outputs, lin.rows, plin.targets, plin.weights)
     return Rows(
-        block=block,
-        examples=outputs.shape[0],
-        per_example=outputs[0].size,
+        terms=(terms,) if isinstance(terms, TermRows) else terms,
         of_x=of_x,
-        agree=plin.linearization.examples_independent,
+        agree=lin.examples_independent,
     )
