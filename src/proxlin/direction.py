@@ -269,7 +269,7 @@ class Oracle:
         plin, learnt = self._with_memory(plin, gamma, memory, count(taken))
         solved = self.subproblem(plin, gamma, self.solver)
         if self.momentum:
-            solved = _descending(plin, gamma, solved)
+            plin, solved = _descending(plin, gamma, solved)
 
         slope = dot(vector_of(solved.d), plin.grad)
         finite = jnp.isfinite(value) & jnp.isfinite(slope) & _all_finite(solved.d)
@@ -424,11 +424,16 @@ def value_and_direction(
     return fn
 
 
-def _descending(plin: PartialLinearization, gamma: Scalar, solved: Subsolution) -> Subsolution:
-    """The solution, or the gradient step where momentum has turned it into an ascent direction."""
-    gradient_step = lambda: scale(gamma, plin.lift(plin.grad))
+def _descending(
+    plin: PartialLinearization, gamma: Scalar, solved: Subsolution
+) -> tuple[PartialLinearization, Subsolution]:
+    """The same, or without momentum and inner steps where momentum has turned ``d`` to ascent."""
     ascends = dot(vector_of(solved.d), plin.grad) <= 0
-    return solved._replace(d=jax.lax.cond(ascends, gradient_step, lambda: solved.d))
+    gradient_step = lambda: scale(gamma, plin.lift(plin.grad))
+    d = jax.lax.cond(ascends, gradient_step, lambda: solved.d)
+    source = select(ascends, plin.grad, plin.linear_term)
+    # A prediction that came for free would be that of the other direction.
+    return dataclasses.replace(plin, source=source), solved._replace(d=d, predicted=None)
 
 
 def _checked_gamma(gamma: Any, dtype: Any) -> tuple[Scalar, Bool[Array, ""]]:

@@ -1,0 +1,239 @@
+"""Gamma by the slope that the next batch finds, and the composition that needs no tuning."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from sklearn.datasets import load_digits
+
+import proxlin
+from proxlin.bench import models
+from proxlin.steps import SlopeMemory
+from tests.cases import dense, flat, network, problem
+from tests.test_steps import direction
+
+RULE = proxlin.StochasticTrustRegion(gamma=0.5, decay=0.75)
+
+
+def remembered(found, way_slope, left, slope=1.0):
+    """A memory whose averages, after this step, are those of one last step alone."""
+    grad = found.plin.grad
+    unit = jax.tree.map(lambda g: g * (left / jnp.sum(ravel_pytree(grad)[0] ** 2)), grad)
+    zero = jnp.zeros(())
+    return SlopeMemory(unit, jnp.asarray(slope * way_slope), zero, zero, zero)
+
+
+# the rule ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curvature_size", [None, 4])
+def test_the_ratio_is_what_the_next_batch_finds_left_of_the_slope(curvature_size):
+    """Two steps on two batches, with slopes by explicit gradients."""
+    opt = proxlin.prox_linear(network, proxlin.Logistic(), step=RULE, curvature_size=curvature_size)
+    params, *first = problem("logistic", jnp.float64, m=8)
+    _, *second = problem("logistic", jnp.float64, m=8, seed=1)
+    state = opt.init(params)
+    updates, state = opt.update(None, state, params, inputs=first[0], targets=first[1])
+    assert float(state.rule.ratio) == 1  # nothing is known before the first step
+    begun = -flat(updates) @ np.asarray(dense("logistic", params, *first)[0])
+    moved = optax.apply_updates(params, updates)
+    left = -flat(updates) @ np.asarray(dense("logistic", moved, *second)[0])
+    _, state = opt.update(None, state, moved, inputs=second[0], targets=second[1])
+    assert float(state.rule.ratio) == pytest.approx(left / begun)
+
+
+def test_slopes_are_averaged_before_they_are_divided():
+    found = direction()
+    before = remembered(found, way_slope=2.0, left=-1.0)._replace(
+        begun=jnp.asarray(4.0), left=jnp.asarray(3.0)
+    )
+    ratio = RULE.step(found, jnp.asarray(1), before).memory.ratio
+    assert float(ratio) == pytest.approx((0.75 * 3 - 0.25) / (0.75 * 4 + 0.25 * 2))
+
+
+@pytest.mark.parametrize(
+    "left,factor",
+    [
+        (RULE.target, 1.0),
+        (RULE.target + 0.5 * RULE.width, np.exp(0.5 * RULE.rate)),
+        (RULE.target - 0.5 * RULE.width, np.exp(-0.5 * RULE.rate)),
+        (0.9, np.exp(RULE.rate)),
+        (-5.0, np.exp(-RULE.rate)),
+    ],
+)
+def test_gamma_follows_the_ratio(left, factor):
+    found = direction(gamma=1.0)
+    assert found.fraction < 0.97  # curvature is felt
+    step = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, left))
+    assert float(step.eta) > 0.5
+    assert float(step.gamma) == pytest.approx(factor)
+
+
+def test_gamma_doubles_while_curvature_is_not_felt():
+    found = direction(gamma=1e-4)
+    assert found.fraction > 0.99
+    longer = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, 0.9))
+    assert float(longer.gamma) == pytest.approx(2e-4)
+    turned = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, -0.9))
+    assert float(turned.gamma) == pytest.approx(1e-4 * np.exp(-RULE.rate))
+
+
+def test_the_fraction_is_that_of_dense_matrices():
+    batch = problem("squared", jnp.float64)
+    grad, gauss_newton = dense("squared", *batch)
+    gamma = 3.0
+    d = np.linalg.solve(gauss_newton + np.eye(len(grad)) / gamma, grad)
+    found = direction("squared", gamma, solver=proxlin.CG(60))
+    assert float(found.fraction) == pytest.approx(d @ grad / (gamma * grad @ grad))
+
+
+def test_gamma_is_halved_where_the_model_is_lowest_early():
+    """Saturated losses: the quadratic model sees no curvature, the convex one does."""
+    outputs = lambda w, x: x @ w
+    loss = proxlin.Logistic()
+    w, x, y = 40.0 * jnp.eye(2), jnp.eye(2), jnp.array([1, 0])
+    opt = proxlin.prox_linear(outputs, loss, step=proxlin.StochasticTrustRegion(gamma=1e4))
+    _, state = opt.update(None, opt.init(w), w, inputs=x, targets=y)
+    assert 0 < float(state.eta) < 0.5
+    assert float(state.gamma) == pytest.approx(5e3)
+
+
+def test_gamma_stays_within_its_bounds():
+    found = direction(gamma=1.0)
+    rule = proxlin.StochasticTrustRegion(gamma=1.0, min_gamma=1.0, max_gamma=1.0)
+    for left in (-5.0, 0.9):
+        step = rule.step(found, jnp.asarray(1), remembered(found, 1.0, left))
+        assert float(step.gamma) == 1
+
+
+@pytest.mark.parametrize(
+    "options,error,message",
+    [
+        (dict(gamma=lambda t: t), TypeError, "adapts gamma itself"),
+        (dict(gamma=-1.0), ValueError, "gamma=-1.0.: give a positive number"),
+        (dict(rate=0.0), ValueError, "rate=0.0.: give a positive number"),
+        (dict(decay=1.0), ValueError, "give a number between 0 and 1"),
+        (dict(target=2.0), ValueError, "needs -1 < target < 1"),
+        (dict(min_gamma=2.0, max_gamma=1.0), ValueError, "min_gamma <= max_gamma"),
+    ],
+)
+def test_bad_rules(options, error, message):
+    with pytest.raises(error, match=message):
+        proxlin.StochasticTrustRegion(**options)
+
+
+# the composition --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    return jnp.asarray(x[order] / 16, jnp.float32), jnp.asarray(y[order])
+
+
+@functools.cache
+def steps_of(opt, model):
+    @jax.jit
+    def steps(params, state, stats, x, y):
+        def step(carry, batch):
+            params, state = carry
+            updates, state = opt.update(
+                None, state, params, inputs=batch[0], targets=batch[1], args=(state.aux,)
+            )
+            return (optax.apply_updates(params, updates), state), state.info.value
+
+        return jax.lax.scan(step, (params, state), (x, y))
+
+    return steps
+
+
+def train(opt, model, digits, batch, epochs):
+    """Losses step by step, and the last state."""
+    x, y = digits
+    n = len(x) // batch * batch
+    split = lambda a: jnp.tile(a[:n].reshape(-1, batch, *a.shape[1:]), (epochs,) + (1,) * a.ndim)
+    params, stats = model.init(jax.random.key(0))
+    state = opt.init(params)._replace(aux=stats)
+    (params, state), losses = steps_of(opt, model)(params, state, stats, split(x), split(y))
+    return np.asarray(losses), state
+
+
+NETWORKS = {
+    "linear": models.linear((64,), 10),
+    "mlp": models.mlp((64,), 10),
+}
+
+
+@pytest.mark.parametrize("batch", [32, 256, 1024])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_auto_trains_untouched(name, batch, digits):
+    model = NETWORKS[name]
+    opt = proxlin.auto(model.apply, proxlin.Logistic(), has_aux=True, init_aux=())
+    losses, state = train(opt, model, digits, batch, epochs=max(3, batch // 10))
+    assert np.isfinite(losses).all()
+    assert losses[-5:].mean() < 0.3
+    assert losses.max() < 1.5 * losses[0]  # at no time worse than the start by much
+    assert int(state.refused) == 0
+
+
+@pytest.mark.parametrize("gamma", [1e-6, 1e4])
+def test_a_bad_first_gamma_does_no_harm(gamma, digits):
+    model = NETWORKS["mlp"]
+    opt = proxlin.prox_linear(
+        model.apply,
+        proxlin.Logistic(),
+        step=proxlin.StochasticTrustRegion(gamma),
+        metric=proxlin.Kronecker(),
+        momentum=0.9,
+        curvature_size=32,
+        has_aux=True,
+        init_aux=(),
+    )
+    losses, _ = train(opt, model, digits, 128, epochs=8)
+    assert losses[-5:].mean() < 0.3
+    assert losses.max() < 2 * losses[0]
+
+
+def test_auto_is_the_same_on_all_scales_of_the_loss():
+    """Gamma takes up the units: scaling loss and targets scales nothing but gamma."""
+    params, inputs, targets = problem("squared", jnp.float64, m=32)
+    runs = []
+    for scale in (1.0, 1e3):
+        # (scale f - scale y)^2 = scale^2 (f - y)^2
+        model = lambda w, x, scale=scale: scale * network(w, x)
+        opt = proxlin.prox_linear(
+            model,
+            proxlin.Squared(),
+            step=proxlin.StochasticTrustRegion(1e-2 / scale**2, min_gamma=1e-30),
+            metric=proxlin.Kronecker(),
+            momentum=0.9,
+        )
+        w, state = params, opt.init(params)
+        for _ in range(6):
+            updates, state = opt.update(None, state, w, inputs=inputs, targets=scale * targets)
+            w = optax.apply_updates(w, updates)
+        runs.append((flat(w), float(state.gamma) * scale**2))
+    np.testing.assert_allclose(runs[0][0], runs[1][0], rtol=1e-6)
+    assert runs[0][1] == pytest.approx(runs[1][1], rel=1e-6)
+
+
+def test_a_refused_step_leaves_what_was_learnt_as_it_was():
+    params, inputs, targets = problem("logistic", jnp.float64, m=8)
+    opt = proxlin.auto(network, proxlin.Logistic())
+    _, state = opt.update(None, opt.init(params), params, inputs=inputs, targets=targets)
+    bad = inputs.at[0, 0].set(jnp.nan)
+    updates, after = opt.update(None, state, params, inputs=bad, targets=targets)
+    assert not flat(updates).any()
+    assert int(after.refused) == 1
+    for kept in ("gamma", "memory", "rule"):
+        for a, b in zip(
+            jax.tree.leaves(getattr(state, kept)),
+            jax.tree.leaves(getattr(after, kept)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(a, b)
