@@ -319,7 +319,7 @@ class _Loop:
             "refused": progress.refused,
         }
         self.progress = progress._replace(recent=Progress().recent)
-        records.append_metrics(self.folder, line)
+        records.append_line(self.folder / "metrics.jsonl", line)
         self.watch.evaluated(line)
         return math.isfinite(test_loss)
 
