@@ -105,8 +105,9 @@ def train(
     params, stats = task.init(seed)
     state = State(params, stats, jax.jit(trainer.init)(params, stats))
     example = next(batches(problem, task, seed))
-    # compiled on a copy, because a method may reuse its arguments
+    # Compiles both, the step on a copy, because a method may reuse its arguments.
     jax.block_until_ready(trainer.step(*jax.tree.map(jnp.copy, state), *example))
+    gradient_seconds(task, state, example)
     stream = batches(problem, task, seed)
     curve: list[Point] = []
     gradients: list[float] = []
