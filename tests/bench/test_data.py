@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydoc_data.topics import topics
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,8 +99,41 @@ def test_digits_are_all_those_of_scikit_learn_each_once():
     assert digits.sha256 == "d0b6fdbe5c6e0baf5754552625452fc8d189a147832ac7789ca59da6d265d0b8"
 
 
+def test_text_is_that_of_python_and_the_targets_come_next():
+    text = data.load("text")
+    assert text.shape == (64, 96) and text.classes == 96
+    pieces = [next(split.batches(10**6)) for split in (text.train, text.test)]
+    assert len(text.test) == pytest.approx(sum(len(x) for x, _ in pieces) / 10, abs=1)
+    inputs, targets = (np.concatenate(parts).ravel() for parts in zip(*pieces, strict=True))
+    np.testing.assert_array_equal(targets[:-1], inputs[1:])
+    read = "".join("\n" if number == 95 else chr(32 + number) for number in inputs)
+    whole = "\n".join(topic for _, topic in sorted(topics.items()))
+    assert 0 < len(whole) - len(read) <= 64
+    assert all(a == (b if b.isascii() else "?") for a, b in zip(read, whole, strict=False))
+    prepared = np.asarray(text.prepare(pieces[1][0]))
+    assert prepared.dtype == np.float32 and prepared.shape[1:] == text.shape
+    np.testing.assert_array_equal(prepared.argmax(axis=-1), pieces[1][0])
+    assert prepared.sum() == pieces[1][0].size
+
+
+def test_reconstruction_has_the_prepared_inputs_as_targets_in_the_same_order():
+    digits = data.load("digits")
+    again = data.reconstruction(digits)
+    assert (len(again.train), len(again.test)) == (len(digits.train), len(digits.test))
+    for one, other in (
+        (digits.train.epoch(3, 1, 50, start=4), again.train.epoch(3, 1, 50, start=4)),
+        (digits.test.batches(64, 100), again.test.batches(64, 100)),
+    ):
+        for (inputs, _), (same, targets) in zip(one, other, strict=True):
+            np.testing.assert_array_equal(same, inputs)
+            np.testing.assert_array_equal(targets, inputs.reshape(len(inputs), 64) / 16)
+            assert targets.dtype == np.float32
+
+
 def test_an_unknown_name_is_answered_by_the_known_ones():
-    with pytest.raises(UsageError, match=r"'cifar'; there are digits, mnist, .*cifar10, imagenet"):
+    with pytest.raises(
+        UsageError, match=r"'cifar'; there are digits, text, mnist, .*cifar10, imagenet"
+    ):
         data.load("cifar")
 
 

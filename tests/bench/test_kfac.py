@@ -31,5 +31,7 @@ def test_what_to_run_with_another_jax(monkeypatch):
 def test_other_losses_and_networks_are_refused():
     with pytest.raises(UsageError, match=r"kfac with Squared\(\): it takes Logistic\(\) only"):
         kfac(models.mlp(IMAGE, 10), proxlin.Squared(), IMAGE, 0.1)
+    with pytest.raises(UsageError, match="one label for each example; choose another method"):
+        kfac(models.transformer((8, 5), 5), proxlin.Logistic(), (8, 5), 0.1)
     with pytest.raises(UsageError, match="without statistics only"):
         kfac(models.resnet(IMAGE, 10, blocks=(1,)), proxlin.Logistic(), IMAGE, 0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +14,15 @@ from proxlin.bench import models
 from proxlin.bench.errors import UsageError
 
 IMAGE = (8, 8, 1)
+TEXT = (6, 10)
 NETWORKS = {
     "linear": models.linear(IMAGE, 10),
     "mlp": models.mlp(IMAGE, 10, hidden=(16, 8)),
     "convnet": models.convnet(IMAGE, 10),
     "cnn": models.cnn(IMAGE, 10, depth=1),
     "resnet": models.resnet(IMAGE, 10, blocks=(1, 1), width=8),
+    "autoencoder": models.autoencoder(IMAGE, encoder=(16, 8)),
+    "transformer": models.transformer(TEXT, 10, width=8, heads=2),
 }
 
 
@@ -60,6 +65,20 @@ def test_resnets_have_the_size_that_torchvision_gives(network, size):
     batch = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
     outputs, after = jax.eval_shape(network.apply, params, batch, stats)
     assert (outputs.shape, after) == ((2, 1000), stats)
+
+
+def test_the_autoencoder_of_hinton_and_salakhutdinov():
+    sizes = [784, 1000, 500, 250, 30, 250, 500, 1000, 784]
+    dense = sum((i + 1) * o for i, o in itertools.pairwise(sizes))
+    assert parameters(models.autoencoder((28, 28, 1))) == dense == 2_837_314
+
+
+def test_the_transformer():
+    d, context, characters = 64, 64, 96
+    layer = 4 * d + (d + 1) * 3 * d + (d + 1) * d + (d + 1) * 4 * d + (4 * d + 1) * d
+    ends = characters * d + context * d + 2 * d + (d + 1) * characters
+    network = models.transformer((context, characters), characters)
+    assert parameters(network) == ends + 2 * layer == 116_576
 
 
 # ---- values ------------------------------------------------------------------------------------
@@ -203,6 +222,58 @@ def test_perceptrons():
     assert len(hidden) == 2
 
 
+def test_autoencoder():
+    x = inputs_of(IMAGE)
+    params = randomised(jax.jit(NETWORKS["autoencoder"].init)(jax.random.key(0))[0], 1)
+    encoder, decoder = (doubles(params[part]) for part in ("encoder", "decoder"))
+    affine = lambda layer, x: x @ layer["w"] + layer["b"]
+    want = np.tanh(affine(encoder[0], np.asarray(x, np.float64).reshape(len(x), -1)))
+    want = np.tanh(affine(decoder[0], affine(encoder[1], want)))  # the code between is linear
+    want = affine(decoder[1], want)
+    got = jax.jit(NETWORKS["autoencoder"].predict)(params, x)
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4)
+
+
+def text_of(m=3, seed=0):
+    """Pieces of text as one-hot vectors."""
+    letters = np.random.default_rng(seed).integers(TEXT[1], size=(m, TEXT[0]))
+    return np.eye(TEXT[1], dtype=np.float32)[letters]
+
+
+def attended(layer, x, heads):
+    """Place by place and head by head: means with weights that are the softmax of products."""
+    size = x.shape[-1] // heads
+    queries, keys, values = np.split(x @ layer["queries"]["w"] + layer["queries"]["b"], 3, axis=-1)
+    mixed = np.zeros_like(x)
+    for place in range(x.shape[1]):
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            before = slice(None), slice(place + 1), part
+            products = np.einsum("md,mtd->mt", queries[:, place, part], keys[before])
+            weights = np.exp(products / np.sqrt(size))
+            weights /= weights.sum(axis=1, keepdims=True)
+            mixed[:, place, part] = np.einsum("mt,mtd->md", weights, values[before])
+    return mixed @ layer["mix"]["w"] + layer["mix"]["b"]
+
+
+def test_transformer():
+    params = randomised(jax.jit(NETWORKS["transformer"].init)(jax.random.key(0))[0], 1)
+    p, x = doubles((params, text_of()))
+
+    def norm(q, x):
+        centered = x - x.mean(axis=-1, keepdims=True)
+        return centered / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5) * q["scale"] + q["b"]
+
+    x = x @ p["embedding"] + p["places"]
+    for layer in p["layers"]:
+        x = x + attended(layer, norm(layer["norm1"], x), heads=2)
+        hidden = silu(norm(layer["norm2"], x) @ layer["dense1"]["w"] + layer["dense1"]["b"])
+        x = x + hidden @ layer["dense2"]["w"] + layer["dense2"]["b"]
+    want = norm(p["norm"], x) @ p["dense"]["w"] + p["dense"]["b"]
+    got = jax.jit(NETWORKS["transformer"].predict)(params, text_of())
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4)
+
+
 # ---- contracts ---------------------------------------------------------------------------------
 
 
@@ -224,18 +295,22 @@ def test_init_is_a_function_of_the_key(name):
 def test_direction_descends(name):
     network = NETWORKS[name]
     params, stats = jax.jit(network.init)(jax.random.key(0))
-    x, y = inputs_of(IMAGE), jnp.arange(6) % 10
-    fn = proxlin.value_and_direction(network.apply, proxlin.Logistic(), has_aux=True)
+    loss, x, y = proxlin.Logistic(), inputs_of(IMAGE), jnp.arange(6) % 10
+    if name == "autoencoder":
+        loss, y = proxlin.BinaryLogistic(), jax.nn.sigmoid(x.reshape(6, -1))
+    elif name == "transformer":
+        x, y = jnp.asarray(text_of()), jnp.argmax(text_of(seed=1), axis=-1)
+    fn = proxlin.value_and_direction(network.apply, loss, has_aux=True)
     (value, info), d = jax.jit(fn)(params, x, y, stats)
     assert {leaf.dtype for leaf in jax.tree.leaves((params, stats, value, d, info.aux))} == {
         np.dtype("float32")
     }
     assert jax.tree.structure(info.aux) == jax.tree.structure(stats)
     assert info.slope > 0
-    loss = jax.jit(lambda w: proxlin.Logistic().value(network.apply(w, x, stats)[0], y).mean())
+    mean = jax.jit(lambda w: loss.value(network.apply(w, x, stats)[0], y).mean())
     short = jax.tree.map(lambda w, u: w - 0.01 * u, params, d)
-    np.testing.assert_allclose(loss(params), value, rtol=1e-5)
-    assert loss(short) < value
+    np.testing.assert_allclose(mean(params), value, rtol=1e-5)
+    assert mean(short) < value
 
 
 def test_direction_through_max_pooling():
@@ -261,6 +336,8 @@ def test_direction_through_max_pooling():
         (lambda: models.cnn(IMAGE, 10, 0), "cnn of depth 0: give 1, 2 or 3"),
         (lambda: models.resnet((64,), 10), "resnet for inputs of shape"),
         (lambda: models.resnet(IMAGE, 10, blocks=(1, 0)), "at least one block"),
+        (lambda: models.transformer(IMAGE, 10), "transformer for inputs of shape .*'text'"),
+        (lambda: models.transformer(TEXT, 10, width=8, heads=3), "width 8 with 3 heads"),
     ],
 )
 def test_what_cannot_be_built(make, message):

@@ -48,9 +48,11 @@ def list_tasks(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(tasks.names()))
         return
-    print("data sets:", ", ".join(datasets.DATASETS))
-    print("networks: ", ", ".join(tasks.NETWORKS))
-    print("A task is both, as in digits-mlp or cifar10-convnet, or one of your own:")
+    table = Table("network", "data sets", box=None, pad_edge=False)
+    for network in tasks.NETWORKS:
+        table.add_row(network, ", ".join(tasks.datasets_of(network)))
+    Console().print(table)
+    print("A task is a data set and a network, as in digits-mlp, or one of your own:")
     print("  proxlin train --task path/to/file.py:name")
 
 

@@ -108,11 +108,11 @@ def write_run(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
     write_atomically(folder / "run.json", text + "\n")
 
 
-def append_metrics(folder: pathlib.Path, line: Mapping[str, Any]) -> None:
-    """Appends one line to ``metrics.jsonl``; numbers that are not finite become null."""
+def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
+    """Appends one line of JSON, on disk at once; numbers that are not finite become null."""
     text = json.dumps({key: finite_or_none(x) for key, x in line.items()}) + "\n"
-    with explained(folder, len(text)):
-        with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+    with explained(path.parent, len(text)):
+        with path.open("a", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
@@ -126,7 +126,11 @@ def finite_or_none(x: Any) -> Any:
 def truncate_metrics(folder: pathlib.Path, step: int) -> None:
     """Drops lines after ``step``, and a line that a crash tore: a resumed run writes them again."""
     path = folder / "metrics.jsonl"
-    kept = [line for line in _lines(path) if line["step"] <= step]
+    write_lines(path, [line for line in lines(path) if line["step"] <= step])
+
+
+def write_lines(path: pathlib.Path, kept: Iterable[Mapping[str, Any]]) -> None:
+    """Writes all lines of a file anew, so that one can be appended where a crash tore the last."""
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
@@ -154,7 +158,7 @@ def load_run(folder: pathlib.Path) -> Run:
         raise StorageError(
             f"{path} is not a record of format {FORMAT}; delete the folder to run it again"
         )
-    return Run(folder, meta, list(_lines(folder / "metrics.jsonl")))
+    return Run(folder, meta, list(lines(folder / "metrics.jsonl")))
 
 
 def load_runs(root: pathlib.Path) -> list[Run]:
@@ -172,15 +176,15 @@ def load_runs(root: pathlib.Path) -> list[Run]:
     return runs
 
 
-def _lines(path: pathlib.Path) -> Iterable[dict[str, Any]]:
+def lines(path: pathlib.Path) -> Iterable[dict[str, Any]]:
     """The lines of a file; a kill may have torn the last one, which is then left out."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, start=1):
+    found = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(found, start=1):
         try:
             yield dict(json.loads(line))
         except (ValueError, TypeError) as error:
-            if number == len(lines):
+            if number == len(found):
                 return
             raise StorageError(f"line {number} of {path} is broken: {error}") from error

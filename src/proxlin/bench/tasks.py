@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from proxlin.bench import data, models
 from proxlin.bench.errors import UsageError
 from proxlin.bench.models.network import Network, stateless
-from proxlin.losses import Logistic, Loss
+from proxlin.losses import BinaryLogistic, Logistic, Loss
 
 NETWORKS: Mapping[str, Callable[..., Network]] = {
     "linear": models.linear,
@@ -31,12 +31,21 @@ NETWORKS: Mapping[str, Callable[..., Network]] = {
     "resnet-tiny": functools.partial(models.resnet, blocks=(1, 1), width=8),
     "resnet18": functools.partial(models.resnet, blocks=(2, 2, 2, 2)),
     "resnet34": functools.partial(models.resnet, blocks=(3, 4, 6, 3)),
+    "autoencoder": lambda shape, classes: models.autoencoder(shape),
+    "transformer": models.transformer,
 }
 
-Score = Callable[[Float[Array, "m k"], Array], Float[Array, " m"]]
+# What the networks take; those that are not named here, any images.
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    "autoencoder": ("digits", "mnist", "fashion-mnist"),  # pixels in [0, 1], as its loss wants
+    "transformer": ("text",),
+}
+_IMAGES = tuple(name for name in data.DATASETS if name != "text")
+
+Score = Callable[[Float[Array, "*m k"], Array], Float[Array, "*m"]]
 
 
-def accuracy(outputs: Float[Array, "m k"], targets: Array) -> Float[Array, " m"]:
+def accuracy(outputs: Float[Array, "*m k"], targets: Array) -> Float[Array, "*m"]:
     """One for each example whose largest output is that of its label.
 
     Example:
@@ -84,9 +93,24 @@ class Task:
         }
 
 
+def datasets_of(network: str) -> tuple[str, ...]:
+    """The data sets that a network can learn from.
+
+    Example:
+        >>> datasets_of("transformer")
+        ('text',)
+    """
+    return _TAKES.get(network, _IMAGES)
+
+
 def names() -> list[str]:
     """The tasks that come with the bench, ``dataset-network``."""
-    return [f"{dataset}-{network}" for dataset in data.DATASETS for network in NETWORKS]
+    return [
+        f"{dataset}-{network}"
+        for dataset in data.DATASETS
+        for network in NETWORKS
+        if dataset in datasets_of(network)
+    ]
 
 
 @functools.lru_cache(maxsize=2)  # the runs of a sweep share data in memory, and what is compiled
@@ -111,14 +135,25 @@ def load(name: str, data_dir: pathlib.Path | None = None) -> Task:
     for dataset in data.DATASETS:
         network = name.removeprefix(f"{dataset}-")
         if network != name and network in NETWORKS:
-            loaded = data.load(dataset, data_dir)
-            made = NETWORKS[network](loaded.shape, loaded.classes)
-            return Task(name, made, Logistic(), loaded)
+            return _load(name, dataset, network, data_dir)
     raise UsageError(
         f"there is no task {name!r}; a task is a data set ({', '.join(data.DATASETS)}), a hyphen "
         f"and a network ({', '.join(NETWORKS)}), as in 'digits-mlp', or one of your own as "
         "'path/to/file.py:name'"
     )
+
+
+def _load(name: str, dataset: str, network: str, data_dir: pathlib.Path | None) -> Task:
+    if dataset not in datasets_of(network):
+        raise UsageError(
+            f"there is no task {name!r}: {network} takes {', '.join(datasets_of(network))}, not "
+            f"{dataset}; `proxlin tasks` lists what goes together"
+        )
+    loaded = data.load(dataset, data_dir)
+    made = NETWORKS[network](loaded.shape, loaded.classes)
+    if network == "autoencoder":
+        return Task(name, made, BinaryLogistic(), data.reconstruction(loaded), score=None)
+    return Task(name, made, Logistic(), loaded)
 
 
 def own(

@@ -319,7 +319,7 @@ class _Loop:
             "refused": progress.refused,
         }
         self.progress = progress._replace(recent=Progress().recent)
-        records.append_metrics(self.folder, line)
+        records.append_line(self.folder / "metrics.jsonl", line)
         self.watch.evaluated(line)
         return math.isfinite(test_loss)
 
@@ -375,17 +375,17 @@ def evaluator(task: Task) -> Any:
     """``evaluate(params, stats, batches) -> (mean loss, accuracy or None)`` for a task."""
 
     @jax.jit
-    def sums(params: Any, stats: Any, inputs: Any, targets: Any) -> tuple[Array, Array]:
+    def sums(params: Any, stats: Any, inputs: Any, targets: Any) -> tuple[Array, Array, int]:
         outputs = task.network.predict(params, task.dataset.prepare(inputs), stats)
         scores = jnp.zeros((), jnp.float32) if task.score is None else task.score(outputs, targets)
-        return jnp.sum(task.loss.value(outputs, targets)), jnp.sum(scores)
+        values = task.loss.value(outputs, targets)  # one for each place of a text
+        return jnp.sum(values), jnp.sum(scores), values.size
 
     def evaluate(params: Any, stats: Any, batches: Any) -> tuple[float, float | None]:
-        count, total = 0, np.zeros(2)
+        total = np.zeros(3)
         for inputs, targets in batches:
             total += np.array(jax.device_get(sums(params, stats, inputs, targets)), np.float64)
-            count += len(targets)
-        loss, score = (float(x) / count for x in total)
-        return loss, None if task.score is None else score
+        loss, score, count = total.tolist()
+        return loss / count, None if task.score is None else score / count
 
     return evaluate

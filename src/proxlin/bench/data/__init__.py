@@ -10,9 +10,9 @@ import functools
 import pathlib
 from collections.abc import Callable
 
-from proxlin.bench.data import catalogue, images, places, readers
+from proxlin.bench.data import catalogue, images, places, readers, text
 from proxlin.bench.data.catalogue import Source
-from proxlin.bench.data.datasets import Arrays, Batch, Dataset, Split
+from proxlin.bench.data.datasets import Arrays, Batch, Dataset, Split, reconstruction
 from proxlin.bench.data.fetch import Progress, fetch
 from proxlin.bench.data.files import Fault
 from proxlin.bench.data.verify import FileState, verify
@@ -28,6 +28,7 @@ __all__ = [
     "Split",
     "fetch",
     "load",
+    "reconstruction",
     "verify",
 ]
 
@@ -38,7 +39,8 @@ def load(name: str, data_dir: pathlib.Path | None = None) -> Dataset:
     Args:
         name: one of :data:`DATASETS`.
         data_dir: the folder with all datasets, or with the files of this one; by default
-            ``PROXLIN_DATA``, or ``proxlin/data`` in the user's cache. The digits need none.
+            ``PROXLIN_DATA``, or ``proxlin/data`` in the user's cache. The digits and the text
+            need none.
 
     Raises:
         UsageError: if there is no dataset of this name.
@@ -67,6 +69,7 @@ def _from_files(
 
 DATASETS: dict[str, Callable[[pathlib.Path | None], Dataset]] = {
     "digits": lambda data_dir: readers.load_digits(),
+    "text": lambda data_dir: text.load_text(),
     "mnist": functools.partial(_from_files, catalogue.MNIST, readers.load_mnist),
     "fashion-mnist": functools.partial(_from_files, catalogue.FASHION_MNIST, readers.load_mnist),
     "cifar10": functools.partial(_from_files, catalogue.CIFAR10, readers.load_cifar10),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
@@ -13,9 +14,9 @@ from jaxtyping import Array, Float, Int, Shaped
 from proxlin.bench.errors import UsageError
 
 Batch: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""Raw inputs, such as pixels in uint8, and targets in int32."""
+"""Raw inputs, such as pixels in uint8, and targets: labels in int32, or numbers in float32."""
 
-Prepare: TypeAlias = Callable[[Array], Float[Array, "m ..."]]
+Prepare: TypeAlias = Callable[[Any], Float[Array, "m ..."]]
 """Raw inputs -> what the network takes, in float32; may be jitted."""
 
 
@@ -58,7 +59,7 @@ class Dataset:
     Attributes:
         name: as in :data:`proxlin.bench.data.DATASETS`.
         description: for the record, and for titles: what was really used.
-        classes: how many.
+        classes: how many labels there are.
         shape: of one input after ``prepare``.
         train: what to train on.
         test: what to test on.
@@ -89,7 +90,7 @@ class Arrays:
     """
 
     inputs: Shaped[np.ndarray, "n ..."]
-    targets: Int[np.ndarray, " n"]
+    targets: Shaped[np.ndarray, "n ..."]
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -105,6 +106,51 @@ class Arrays:
         for i in range(0, stop, batch_size):
             rows = slice(i, min(i + batch_size, stop))
             yield self.inputs[rows], self.targets[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """A split with what ``prepare`` makes of the inputs as targets, flattened.
+
+    Example:
+        >>> split = Arrays(np.array([[[0, 16]]], np.uint8), np.array([7], np.int32))
+        >>> [targets.tolist() for _, targets in Reconstruction(split, scaled(16)).batches(1)]
+        [[[0.0, 1.0]]]
+    """
+
+    split: Split
+    prepare: Prepare
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def epoch(self, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """The full batches of one epoch; see :class:`Split`."""
+        return self._with_targets(self.split.epoch(seed, epoch, batch_size, start))
+
+    def batches(self, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Each example once, in order; see :class:`Split`."""
+        return self._with_targets(self.split.batches(batch_size, limit))
+
+    def _with_targets(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for inputs, _ in batches:
+            yield inputs, np.asarray(self.prepare(inputs)).reshape(len(inputs), -1)
+
+
+def reconstruction(dataset: Dataset) -> Dataset:
+    """The dataset for a network that is to give back what it is given.
+
+    Example:
+        >>> from proxlin.bench import data
+        >>> data.reconstruction(data.load("digits")).description
+        'digits of scikit-learn, 8 x 8 pixels scaled to [0, 1], to be reconstructed'
+    """
+    return replace(
+        dataset,
+        description=f"{dataset.description}, to be reconstructed",
+        train=Reconstruction(dataset.train, dataset.prepare),
+        test=Reconstruction(dataset.test, dataset.prepare),
+    )
 
 
 def epoch_rows(
@@ -135,6 +181,11 @@ def epoch_rows(
 def scaled(largest: int) -> Prepare:
     """Pixels from 0 to ``largest``, scaled to [0, 1]."""
     return lambda inputs: inputs.astype(jnp.float32) / largest
+
+
+def one_hot(classes: int) -> Prepare:
+    """Numbers below ``classes`` as one-hot vectors."""
+    return lambda inputs: jax.nn.one_hot(inputs, classes, dtype=jnp.float32)
 
 
 def standardized(mean: Sequence[float], std: Sequence[float]) -> Prepare:

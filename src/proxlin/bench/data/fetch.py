@@ -54,7 +54,10 @@ def fetch(
         raise DataError(_IMAGENET.format(folder=root(data_dir) / name))
     if name not in sources:
         names = ", ".join(sources)
-        raise UsageError(f"cannot fetch {name!r}; there are {names}. digits come with scikit-learn")
+        raise UsageError(
+            f"cannot fetch {name!r}; there are {names}. digits come with scikit-learn, text with "
+            "Python"
+        )
     source = sources[name]
     folder = home(source, data_dir)
     try:

@@ -20,9 +20,22 @@ def init_dense(key: Array, inputs: int, outputs: int) -> Params:
     return {"w": _normal(key, (inputs, outputs)), "b": jnp.zeros(outputs, jnp.float32)}
 
 
-def dense(params: Params, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
+def dense(params: Params, x: Float[Array, "*m d"]) -> Float[Array, "*m k"]:
     """The affine map."""
-    return x @ params["w"] + params["b"][None]
+    return x @ params["w"] + params["b"][(None,) * (x.ndim - 1)]
+
+
+def init_layer_norm(size: int) -> Params:
+    """Ones and zeros."""
+    return {"scale": jnp.ones(size, jnp.float32), "b": jnp.zeros(size, jnp.float32)}
+
+
+def layer_norm(params: Params, x: Float[Array, "*m d"]) -> Float[Array, "*m d"]:
+    r"""Mean zero and variance one over the last axis, then a scale and biases (Ba et al., 2016)."""
+    centered = x - x.mean(axis=-1, keepdims=True)
+    x = centered * jax.lax.rsqrt(jnp.mean(centered**2, axis=-1, keepdims=True) + EPSILON)
+    along = (None,) * (x.ndim - 1)
+    return x * params["scale"][along] + params["b"][along]
 
 
 def init_conv(key: Array, inputs: int, outputs: int, size: int = 3) -> Params:

@@ -114,7 +114,14 @@ def kfac(
     """
     if not isinstance(loss, proxlin.Logistic):
         raise UsageError(f"kfac with {loss!r}: it takes Logistic() only; choose another method")
-    _, stats = jax.eval_shape(network.init, jax.random.key(0))
+    params, stats = jax.eval_shape(network.init, jax.random.key(0))
+    inputs = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    outputs, _ = jax.eval_shape(network.apply, params, inputs, stats)
+    if outputs.ndim != 2:
+        raise UsageError(
+            f"kfac for outputs of shape {outputs.shape}: it takes networks with one label for each "
+            "example; choose another method"
+        )
     if jax.tree.leaves(stats):
         raise UsageError(
             "kfac for a network with BatchNorm: it takes networks without statistics only; choose "

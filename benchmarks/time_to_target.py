@@ -1,0 +1,324 @@
+"""Seconds until a test accuracy or a test loss is reached, by ours and by the rivals.
+
+    python benchmarks/time_to_target.py [--problem cifar10-convnet] [--seeds 3]
+
+Each setting of a method runs on one seed to the first target, the defaults before the rest of the
+grids; then the best setting of each method runs on all seeds to all targets, seed by seed, so that
+the methods take turns. A run ends at its last target, at 1.5 times the best time so far to the
+target that is next, or when it diverges; what it has not reached by then counts as infinite.
+
+The clock runs for steps, their batches included; compilation and evaluation, every few steps on all
+test examples, are off it. With each evaluation one gradient of a batch is timed: their median says
+how fast the machine was, and the seconds count in gradients too.
+
+A run that has ended is at once a line of ``benchmarks/results/time_to_target.jsonl``, and is not
+run again when the command is; the tables in ``time_to_target.md`` are made from the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import math
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from proxlin.bench import methods, records, tasks
+from proxlin.bench.environment import environment, machine
+from proxlin.bench.train import DIVERGED_AFTER, EVALUATION_BATCH, STALLED_AFTER, State, evaluator
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+OURS = "auto"
+CAP = 1.5  # times the best time so far
+GRIDS: Mapping[str, Sequence[Mapping[str, float]]] = {
+    OURS: [{}],
+    "adam": [{"stepsize": s} for s in (1e-3, 3e-4, 2e-3, 3e-3)],
+    "momentum": [{"stepsize": s} for s in (0.01, 0.03, 0.05, 0.1)],
+    "spl": [{"gamma": 1.0}],
+    "armijo-spl": [{"gamma": 1.0}],
+    "muon": [{"stepsize": s} for s in (0.01, 0.003, 0.03)],
+    "shampoo": [{"stepsize": s} for s in (0.1, 0.03, 0.3)],
+}  # the first setting of each is its default
+
+Row = Mapping[str, Any]
+
+
+class Point(NamedTuple):
+    """An evaluation."""
+
+    step: int
+    seconds: float
+    loss: float | None  # None where it is not finite
+    accuracy: float | None  # None where the task has none
+
+
+class Problem(NamedTuple):
+    """A task, and what is to be reached on its test examples."""
+
+    task: str
+    batch: int
+    targets: tuple[float, ...]  # the easiest first
+    score: str = "accuracy"
+    every: int = 25  # steps between evaluations
+    epochs: int = 40  # after which a run gives up, where no best time caps it
+
+    def reaches(self, point: Point, target: float) -> bool:
+        value = getattr(point, self.score)
+        if value is None:
+            return False
+        return value >= target if self.score == "accuracy" else value <= target
+
+    def first_at(self, curve: Sequence[Point], target: float) -> Point | None:
+        return next((point for point in curve if self.reaches(point, target)), None)
+
+
+PROBLEMS = {
+    problem.task: problem
+    for problem in (
+        Problem("cifar10-convnet", 256, (0.65, 0.70)),
+        Problem("fashion-mnist-convnet", 256, (0.90,)),
+        Problem("cifar10-cnn-short", 256, (0.65,)),
+        Problem("fashion-mnist-autoencoder", 500, (230.0,), score="loss"),
+    )
+}
+
+
+# ---- one run -----------------------------------------------------------------------------------
+
+
+def train(
+    problem: Problem,
+    task: tasks.Task,
+    method: str,
+    options: Mapping[str, float],
+    seed: int,
+    caps: Mapping[float, float],
+) -> dict[str, Any]:
+    """Steps until all targets are reached, each within its cap; what a line says of them."""
+    trainer, evaluate = methods.build(method, task, options), evaluator(task)
+    params, stats = task.init(seed)
+    state = State(params, stats, jax.jit(trainer.init)(params, stats))
+    example = next(batches(problem, task, seed))
+    # Compiles both, the step on a copy, because a method may reuse its arguments.
+    jax.block_until_ready(trainer.step(*jax.tree.map(jnp.copy, state), *example))
+    gradient_seconds(task, state, example)
+    stream = batches(problem, task, seed)
+    curve: list[Point] = []
+    gradients: list[float] = []
+    step, seconds, in_a_row, finite = 0, 0.0, 0, True
+    while True:
+        if step % problem.every == 0:
+            test = task.dataset.test.batches(EVALUATION_BATCH)
+            loss, accuracy = evaluate(state.params, state.stats, test)
+            curve.append(Point(step, seconds, records.finite_or_none(loss), accuracy))
+            gradients.append(gradient_seconds(task, state, example))
+        end = verdict(problem, curve, caps, seconds, in_a_row, finite)
+        start = time.perf_counter()
+        batch = None if end else next(stream, None)
+        if batch is None:
+            break
+        *new, report = trainer.step(*state, *batch)
+        state, report = State(*new), jax.device_get(report)  # waits for the step
+        seconds += time.perf_counter() - start
+        step, in_a_row = step + 1, in_a_row + 1 if report.refused else 0
+        finite = bool(report.finite)
+    points = [problem.first_at(curve, target) for target in caps]
+    return {
+        "problem": problem.task,
+        "method": method,
+        "options": dict(options),
+        "seed": seed,
+        "targets": list(caps),
+        "seconds": [point and point.seconds for point in points],
+        "steps": [point and point.step for point in points],
+        "end": end or "epochs",
+        "seconds_per_step": seconds / max(step, 1),
+        "gradient_seconds": statistics.median(gradients),
+        "curve": curve,
+    }
+
+
+def verdict(
+    problem: Problem,
+    curve: Sequence[Point],
+    caps: Mapping[float, float],
+    seconds: float,
+    in_a_row: int,
+    finite: bool,
+) -> str:
+    """Why a run ends here, or nothing: all is reached, time is up, or no step is taken."""
+    pending = [target for target in caps if problem.first_at(curve, target) is None]
+    if not pending:
+        return "reached"
+    if curve[-1].loss is None or (in_a_row >= DIVERGED_AFTER and not finite):
+        return "diverged"
+    if in_a_row >= STALLED_AFTER:
+        return "stalled"
+    return "cap" if seconds > caps[pending[0]] else ""
+
+
+def batches(problem: Problem, task: tasks.Task, seed: int) -> Iterator[tuple[Any, Any]]:
+    for epoch in range(problem.epochs):
+        yield from task.dataset.train.epoch(seed, epoch, problem.batch)
+
+
+@functools.lru_cache(maxsize=1)
+def gradient_of(task: tasks.Task) -> Any:
+    def objective(params: Any, stats: Any, inputs: Any, targets: Any) -> Any:
+        outputs, _ = task.network.apply(params, task.dataset.prepare(inputs), stats)
+        return jnp.mean(task.loss.value(outputs, targets))
+
+    return jax.jit(jax.grad(objective))
+
+
+def gradient_seconds(task: tasks.Task, state: State, batch: tuple[Any, Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(gradient_of(task)(state.params, state.stats, *batch))
+    return time.perf_counter() - start
+
+
+# ---- which runs --------------------------------------------------------------------------------
+
+
+def seconds_to(row: Row, target: float) -> float:
+    """Infinite where the target was not reached, or not asked for."""
+    found = dict(zip(row["targets"], row["seconds"], strict=True)).get(target)
+    return math.inf if found is None else found
+
+
+def caps_of(rows: Sequence[Row], targets: Sequence[float]) -> dict[float, float]:
+    return {t: CAP * min((seconds_to(row, t) for row in rows), default=math.inf) for t in targets}
+
+
+def best_setting(rows: Sequence[Row], problem: Problem, method: str) -> Mapping[str, float]:
+    """The options that reach the first target first, or else come nearest to it."""
+    sign = -1 if problem.score == "accuracy" else 1
+
+    def rank(row: Row) -> tuple[float, float]:
+        values = (getattr(Point(*point), problem.score) for point in row["curve"])
+        nearest = min(math.inf if value is None else sign * value for value in values)
+        return seconds_to(row, problem.targets[0]), nearest
+
+    return min((r for r in rows if r["method"] == method and r["seed"] == 0), key=rank)["options"]
+
+
+def race(
+    problem: Problem, names: Sequence[str], seeds: int, path: pathlib.Path, task: tasks.Task
+) -> None:
+    """All runs of a problem that are not in the file yet."""
+    rows = list(records.lines(path))
+    records.write_lines(path, rows)  # without a line that a kill has torn
+    rows = [row for row in rows if row["problem"] == problem.task]
+    about = {key: x for key, x in environment().items() if key != "command"}
+
+    def run(method: str, options: Mapping[str, float], seed: int, targets: list[float]) -> None:
+        asked = {"method": method, "options": options, "seed": seed, "targets": targets}
+        if any(all(row[key] == x for key, x in asked.items()) for row in rows):
+            return
+        load = machine()["load"]  # before this run adds to it
+        row = train(problem, task, method, options, seed, caps_of(rows, targets))
+        rows.append({**row, "environment": {**about, "load": load}})
+        records.append_line(path, rows[-1])
+        print(problem.task, *asked.values(), row["end"], row["seconds"], flush=True)
+
+    grids = [GRIDS.get(name, [{}]) for name in names]
+    for settings in itertools.zip_longest(*grids):  # all defaults come first
+        for method, options in zip(names, settings, strict=True):
+            if options is not None:
+                run(method, options, 0, [problem.targets[0]])
+    for seed in range(seeds):
+        for method in names:
+            run(method, best_setting(rows, problem, method), seed, list(problem.targets))
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def summary(rows: Sequence[Row], problem: Problem, method: str, target: float) -> dict[str, Any]:
+    """The best setting of a method over its seeds; a median of failures is infinite."""
+    options = best_setting(rows, problem, method)
+    mine = [row for row in rows if (row["method"], row["options"]) == (method, options)]
+    # the newest of each seed: the first one of seed 0 ended at the first target
+    by_seed = {row["seed"]: row for row in mine if target in row["targets"]}.values()
+    seconds = [seconds_to(row, target) for row in by_seed]
+    unit = [row["gradient_seconds"] for row in by_seed]
+    steps = [dict(zip(row["targets"], row["steps"], strict=True))[target] for row in by_seed]
+    middle = lambda values: statistics.median(values) if values else math.nan
+    return {
+        "method": method,
+        "setting": ", ".join(f"{key} {value:g}" for key, value in options.items()) or "default",
+        "reached": f"{sum(map(math.isfinite, seconds))} of {len(seconds)}",
+        "seconds": middle(seconds),
+        "least": min(seconds, default=math.nan),
+        "most": max(seconds, default=math.nan),
+        "steps": middle([math.inf if n is None else n for n in steps]),
+        "gradients": middle([t / g for t, g in zip(seconds, unit, strict=True)]),
+        "step": middle([r["seconds_per_step"] / r["gradient_seconds"] for r in by_seed]),
+    }
+
+
+def table(rows: Sequence[Row], problem: Problem, target: float) -> str:
+    """One problem and target, the methods in the order in which they were run."""
+    lines = [
+        "| method | best setting | reached | seconds | range | steps | gradients | a step "
+        "| ours / it |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    methods_run = dict.fromkeys(row["method"] for row in rows)
+    found = [summary(rows, problem, method, target) for method in methods_run]
+    ours = next((x["seconds"] for x in found if x["method"] == OURS), math.nan)
+    for x in found:
+        both = math.isfinite(ours) and math.isfinite(x["seconds"])
+        cells = [x["method"], x["setting"], x["reached"], _number(x["seconds"])]
+        cells += [f"{_number(x['least'])} to {_number(x['most'])}", _number(x["steps"])]
+        cells += [_number(x["gradients"]), f"{x['step']:.2f}"]
+        cells += [f"{ours / x['seconds']:.2f}" if both else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _number(x: float) -> str:
+    return "∞" if math.isinf(x) else "" if math.isnan(x) else f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+
+def report(rows: Sequence[Row]) -> str:
+    """All tables."""
+    parts = [
+        "Medians over the seeds of the best setting of each method, and the range; ∞ where the "
+        f"target was not reached in {CAP} times the best time, or the run diverged. Gradients: the "
+        "seconds over those of one gradient of a batch, timed during the run."
+    ]
+    for problem in PROBLEMS.values():
+        mine = [row for row in rows if row["problem"] == problem.task]
+        for target in problem.targets if mine else ():
+            title = f"## {problem.task}, batch {problem.batch}: test {problem.score} {target:g}"
+            parts += [title, table(mine, problem, target)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--problem", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    parser.add_argument("--methods", nargs="+", choices=methods.METHODS, default=list(GRIDS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data-dir", type=pathlib.Path)
+    parser.add_argument("--table-only", action="store_true", help="make the tables, run nothing")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "time_to_target.jsonl")
+    options = parser.parse_args()
+    for name in () if options.table_only else options.problem:
+        task = tasks.load(name, options.data_dir)
+        race(PROBLEMS[name], options.methods, options.seeds, options.output, task)
+    text = report(list(records.lines(options.output)))
+    options.output.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

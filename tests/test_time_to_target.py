@@ -1,0 +1,192 @@
+"""The benchmark of time to target: what is run, when a run ends, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import jax
+import pytest
+
+from benchmarks import time_to_target as bench
+from benchmarks.time_to_target import Point, Problem
+from proxlin.bench import tasks
+
+ACCURACY = Problem("digits-mlp", 128, (0.5, 0.8), every=5)
+LOSS = Problem("digits-mlp", 128, (2.0, 1.0), score="loss")
+
+
+def line(method="adam", seconds=(1.0, 2.0), seed=0, options=None, best=0.9, **more):
+    """A finished run."""
+    return {
+        "problem": "digits-mlp",
+        "method": method,
+        "options": options or {},
+        "seed": seed,
+        "targets": [0.5, 0.8][: len(seconds)],
+        "seconds": list(seconds),
+        "steps": [None if s is None else int(10 * s) for s in seconds],
+        "seconds_per_step": 0.1,
+        "gradient_seconds": 0.05,
+        "curve": [[0, 0.0, 2.0, 0.1], [5, 1.0, 1.0, best]],
+        **more,
+    }
+
+
+# ---- when a run ends ---------------------------------------------------------------------------
+
+
+def curve(*accuracies):
+    return [Point(5 * i, float(i), 1.0, x) for i, x in enumerate(accuracies)]
+
+
+@pytest.mark.parametrize(
+    ("points", "seconds", "in_a_row", "finite", "end"),
+    [
+        (curve(0.1), 2.9, 0, True, ""),
+        (curve(0.1), 3.1, 0, True, "cap"),  # of the first target
+        (curve(0.1, 0.6), 3.1, 0, True, ""),  # the second one has more time
+        (curve(0.1, 0.6), 9.1, 0, True, "cap"),
+        (curve(0.1, 0.6, 0.4, 0.8), 99.0, 0, True, "reached"),
+        (curve(0.1, 0.9), 1.0, 0, True, "reached"),  # both at once
+        (curve(0.1), 1.0, 4, False, ""),
+        (curve(0.1), 1.0, 5, False, "diverged"),
+        (curve(0.1), 1.0, 5, True, ""),  # no step was found, but all is finite
+        (curve(0.1), 1.0, 20, True, "stalled"),
+        ([Point(0, 0.0, None, 0.1)], 0.0, 0, True, "diverged"),
+    ],
+)
+def test_a_run_ends_when_it_must(points, seconds, in_a_row, finite, end):
+    caps = {0.5: 3.0, 0.8: 9.0}
+    assert bench.verdict(ACCURACY, points, caps, seconds, in_a_row, finite) == end
+
+
+def test_a_target_is_reached_at_the_first_evaluation_there():
+    points = curve(0.1, 0.5, 0.4, 0.9)
+    assert ACCURACY.first_at(points, 0.5) == points[1]
+    assert ACCURACY.first_at(points, 0.8) == points[3]
+    assert ACCURACY.first_at(points, 0.95) is None
+    losses = [Point(0, 0.0, 3.0, None), Point(5, 1.0, None, None), Point(9, 2.0, 1.5, None)]
+    assert LOSS.first_at(losses, 2.0) == losses[2]
+    assert LOSS.first_at(losses, 1.0) is None
+
+
+def test_the_cap_is_that_of_the_best_run_so_far_to_each_target():
+    assert bench.caps_of([], [0.5]) == {0.5: math.inf}
+    rows = [line(seconds=(4.0, None)), line(seconds=(2.0,)), line(seconds=(6.0, 8.0))]
+    assert bench.caps_of(rows, [0.5, 0.8]) == {0.5: 3.0, 0.8: 12.0}
+
+
+# ---- which setting is best ---------------------------------------------------------------------
+
+
+def test_the_best_setting_reaches_the_first_target_first_on_the_first_seed():
+    rows = [
+        line(seconds=(5.0,), options={"stepsize": 1}),
+        line(seconds=(3.0,), options={"stepsize": 2}),
+        line(seconds=(None,), options={"stepsize": 3}, best=1.0),
+        line(seconds=(1.0,), options={"stepsize": 1}, seed=1),
+        line("sgd", seconds=(1.0,), options={"stepsize": 4}),
+    ]
+    assert bench.best_setting(rows, ACCURACY, "adam") == {"stepsize": 2}
+
+
+def test_if_none_reaches_it_the_best_setting_comes_nearest():
+    rows = [
+        line(seconds=(None,), options={"stepsize": 1}, best=0.3),
+        line(seconds=(None,), options={"stepsize": 2}, best=0.4),
+        line(seconds=(None,), options={"stepsize": 3}, curve=[[0, 0.0, None, None]]),
+    ]
+    assert bench.best_setting(rows, ACCURACY, "adam") == {"stepsize": 2}
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def cells(text, method):
+    (row,) = [x for x in text.splitlines() if x.startswith(f"| {method} |")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_failures_count_as_infinite():
+    rows = [
+        *(line("auto", (s, None), i) for i, s in enumerate([2.0, 3.0, 9.0])),
+        *(line("adam", (s, 9.0), i) for i, s in enumerate([4.0, None, 6.0])),
+        *(line("sgd", (s, 9.0), i) for i, s in enumerate([1.0, None, None])),
+    ]
+    first = bench.table(rows, ACCURACY, 0.5)
+    assert cells(first, "auto")[2:] == ["3 of 3", "3", "2 to 9", "30", "60", "2.00", "1.00"]
+    assert cells(first, "adam")[2:] == ["2 of 3", "6", "4 to ∞", "60", "120", "2.00", "0.50"]
+    assert cells(first, "sgd")[2:] == ["1 of 3", "∞", "1 to ∞", "∞", "∞", "2.00", ""]
+    second = bench.table(rows, ACCURACY, 0.8)
+    assert cells(second, "auto")[2:4] == ["0 of 3", "∞"]
+    assert cells(second, "adam")[2:4] == ["3 of 3", "9"]
+    assert cells(second, "adam")[-1] == ""
+
+
+def test_a_run_to_all_targets_replaces_that_of_the_grid():
+    rows = [line("auto", (2.0,)), line("auto", (3.0, 5.0))]
+    text = bench.table(rows, ACCURACY, 0.5)
+    assert cells(text, "auto")[2:5] == ["1 of 1", "3", "3 to 3"]
+
+
+# ---- all of it ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def raced(tmp_path, monkeypatch):
+    """A small race: two settings of Adam, of which one is hopeless, and one of ours."""
+    settings = [{"stepsize": 1e-2}, {"stepsize": 1e-9}]
+    monkeypatch.setattr(bench, "GRIDS", {"adam": settings})
+    path, task = tmp_path / "rows.jsonl", tasks.load("digits-mlp")
+    patient = ACCURACY._replace(epochs=10_000)  # time is up before, however slow the machine
+
+    def race(seeds):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            bench.race(patient, ["model-step", "adam"], seeds, path, task)
+        return [json.loads(x) for x in path.read_text().splitlines()]
+
+    race.path = path
+    return race
+
+
+def test_a_race(raced):
+    rows = raced(seeds=2)
+    asked = [(r["method"], r["options"].get("stepsize"), r["seed"], r["targets"]) for r in rows]
+    assert asked == [
+        ("model-step", None, 0, [0.5]),
+        ("adam", 1e-2, 0, [0.5]),
+        ("adam", 1e-9, 0, [0.5]),
+        ("model-step", None, 0, [0.5, 0.8]),
+        ("adam", 1e-2, 0, [0.5, 0.8]),
+        ("model-step", None, 1, [0.5, 0.8]),
+        ("adam", 1e-2, 1, [0.5, 0.8]),
+    ]
+    hopeless = rows[2]
+    assert (hopeless["end"], hopeless["seconds"], hopeless["steps"]) == ("cap", [None], [None])
+    assert rows[0]["end"] == "reached"
+    for row in rows:
+        points = [Point(*point) for point in row["curve"]]
+        reached = [ACCURACY.first_at(points, t) for t in row["targets"]]
+        assert row["seconds"] == [p and p.seconds for p in reached]
+        assert row["steps"] == [p and p.step for p in reached]
+        assert [p.step for p in points] == list(range(0, 5 * len(points), 5))
+        assert row["environment"]["cores"] and row["gradient_seconds"] > 0
+    same = lambda row: [point[::2] for point in row["curve"]]  # steps and losses, not seconds
+    assert all(a == b for a, b in zip(same(rows[0]), same(rows[3]), strict=False))
+
+    # What is there is not run again, and a line that a kill has torn is.
+    whole = raced.path.read_text()
+    raced.path.write_text(whole[:-20])
+    again = raced(seeds=2)
+    assert again[:-1] == rows[:-1] and same(again[-1])[0] == same(rows[-1])[0]
+    assert len(raced(seeds=2)) == len(rows)
+
+
+def test_a_run_gives_up_after_its_epochs():
+    task = tasks.load("digits-mlp")
+    problem = ACCURACY._replace(epochs=1)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        row = bench.train(problem, task, "adam", {"stepsize": 1e-9}, 0, {0.5: math.inf})
+    assert (row["end"], row["seconds"]) == ("epochs", [None])
+    assert [point.step for point in row["curve"]] == [0, 5, 10]
