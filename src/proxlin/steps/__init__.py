@@ -1,0 +1,11 @@
+"""Step rules: how far to go along a direction, and with which gamma to look for the next one."""
+
+from proxlin.steps.regions import SlopeMemory as SlopeMemory
+from proxlin.steps.regions import StochasticTrustRegion as StochasticTrustRegion
+from proxlin.steps.regions import TrustRegion as TrustRegion
+from proxlin.steps.rule import ScalarOrSchedule as ScalarOrSchedule
+from proxlin.steps.rule import Step as Step
+from proxlin.steps.rule import StepRule as StepRule
+from proxlin.steps.searches import Armijo as Armijo
+from proxlin.steps.searches import Fixed as Fixed
+from proxlin.steps.searches import ModelStep as ModelStep

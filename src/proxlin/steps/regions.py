@@ -1,0 +1,193 @@
+r"""Rules that adapt gamma: to the decrease of the batch, or to the slope of the next one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from proxlin.direction import Direction
+from proxlin.linearize import Params, algebra_dtype
+from proxlin.solvers.system import count, dot
+from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, rounding
+from proxlin.steps.searches import best_on_model
+from proxlin.subproblems import Scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustRegion(StepRule):
+    r"""Full steps, with gamma adapted to how well the quadratic model predicts them.
+
+    .. math:: \text{ratio} = \frac{h(w) - h(w - d)}
+        {\langle d, \nabla h \rangle - \tfrac12 \langle d, (G + I/\gamma) d \rangle}
+
+    on the same batch, with both sides raised by the rounding of :math:`h`. A regularizer counts on
+    both sides. Below ``low`` gamma
+    shrinks, above ``high`` it grows, and a ratio that is not positive, or not finite, refuses the
+    step as well. Gamma does not grow while conjugate gradients are badly truncated: while they
+    leave more than ``max_residual`` of the subproblem unsolved, or realise less than half of the
+    decrease :math:`\tfrac12 \langle d, \nabla h \rangle` that an exact solution has. Few steps
+    solve a less regularised subproblem even less.
+
+    Attributes:
+        gamma: the first gamma.
+        low: below this ratio gamma shrinks.
+        high: above this ratio gamma grows.
+        shrink: the factor by which it shrinks.
+        grow: the factor by which it grows.
+        min_gamma: the least gamma.
+        max_gamma: the largest gamma.
+        max_residual: the largest relative residual, before the last inner step, to grow with.
+    """
+
+    gamma: float = 1.0
+    low: float = 0.25
+    high: float = 0.75
+    shrink: float = 0.5
+    grow: float = 2.0
+    min_gamma: float = 1e-8
+    max_gamma: float = 1e8
+    max_residual: float = 0.5
+
+    def __post_init__(self) -> None:
+        if callable(self.gamma):
+            raise TypeError("TrustRegion adapts gamma itself: give a first number, not a schedule")
+        check_positive(self, "gamma", "grow", "min_gamma", "max_gamma", "max_residual")
+        check_fraction(self, "low", "high", "shrink")
+        if self.low > self.high or self.grow < 1 or self.min_gamma > self.max_gamma:
+            raise ValueError(f"{self}: needs low <= high, grow >= 1 and min_gamma <= max_gamma")
+
+    def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
+        """The gamma carried on."""
+        return carried
+
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+        """Compares the decrease with the prediction; one forward pass, at most one JVP."""
+        direction = direction.with_prediction()
+        total, info, gamma = direction.total, direction.info, direction.gamma
+        one = jnp.ones_like(total)
+        slack = rounding(total)
+        ratio = (total - direction.along(one) + slack) / (info.predicted + slack)
+        ratio = jnp.where(info.predicted >= 0, ratio, -one)
+        ratio = jnp.where(
+            _vanishes(direction.d), one, ratio
+        )  # a critical point: nothing to predict
+        accepted = (ratio > 0) & jnp.isfinite(ratio)
+        solved = ~(info.residual > self.max_residual) & (info.predicted >= 0.25 * info.slope)
+        grows = accepted & (ratio > self.high) & solved
+        factor = jnp.where(grows, self.grow, jnp.where(ratio >= self.low, 1.0, self.shrink))
+        following = jnp.clip(gamma * factor.astype(gamma.dtype), self.min_gamma, self.max_gamma)
+        following = jnp.where(direction.usable, following, gamma)
+        return Step(one, direction.displacement(one), accepted, following, info, count(1))
+
+
+class SlopeMemory(NamedTuple):
+    r"""What :class:`StochasticTrustRegion` remembers.
+
+    Attributes:
+        way: the last displacement :math:`s`.
+        slope: :math:`\langle \nabla h(w), s \rangle` where it began, on its own batch.
+        begun: the average of the slopes where steps began.
+        left: the average of the slopes where they ended, each on the batch after its own.
+        ratio: the second average over the first.
+    """
+
+    way: Params
+    slope: Scalar
+    begun: Scalar
+    left: Scalar
+    ratio: Scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticTrustRegion(StepRule):
+    r"""Model steps, with gamma adapted to the slope that the next batch finds at their ends.
+
+    A step :math:`s = w - w^+` begins with the slope :math:`\langle \nabla h_S(w), s \rangle` of
+    its batch :math:`S`. Where it ends, the gradient of the next batch :math:`S^+`, which is
+    computed anyway and knows nothing of the step, tells how much of it is left:
+
+    .. math:: \text{ratio} = \frac{\operatorname{mean} \langle \nabla h_{S^+}(w^+), s \rangle}
+        {\operatorname{mean} \langle \nabla h_S(w), s \rangle}
+
+    is near one for short steps, zero for steps to the lowest point of their line, and minus one for
+    steps that end as high as they began. Slopes are averaged over steps before they are divided,
+    so that the noise of batches cancels. Above ``target`` gamma grows, below it shrinks, by a
+    factor of at most :math:`e^{\text{rate}}` a step.
+
+    Two things go faster. Gamma doubles while the subproblem feels no curvature (its solution keeps
+    97 % of the gradient step's slope) and slopes do not turn: this is how it leaves a first gamma
+    that was much too small. And it is halved when the convex model is lowest before the middle of
+    the direction. The length of each step is that of :class:`ModelStep`.
+
+    Costs one JVP, and one copy of the parameters in memory.
+
+    Attributes:
+        gamma: the first gamma; rather too small than too large.
+        target: the ratio to keep.
+        width: the distance from it at which gamma changes by the whole rate.
+        rate: the largest change of the logarithm of gamma in one step, but for the two above.
+        decay: of the averages.
+        min_gamma: the least gamma.
+        max_gamma: the largest gamma.
+    """
+
+    gamma: float = 1e-2
+    target: float = -0.1
+    width: float = 0.1
+    rate: float = 0.1
+    decay: float = 0.9
+    min_gamma: float = 1e-8
+    max_gamma: float = 1e8
+    composite: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if callable(self.gamma):
+            raise TypeError(f"{type(self).__name__} adapts gamma itself: give a first number")
+        check_positive(self, "gamma", "width", "rate", "min_gamma", "max_gamma")
+        check_fraction(self, "decay")
+        if not -1 < self.target < 1 or self.min_gamma > self.max_gamma:
+            raise ValueError(f"{self}: needs -1 < target < 1 and min_gamma <= max_gamma")
+
+    def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
+        """The gamma carried on."""
+        return carried
+
+    def remember(self, params: Params) -> SlopeMemory:
+        """No step, and slopes of zero."""
+        zero = jnp.zeros((), algebra_dtype(params))
+        return SlopeMemory(jax.tree.map(jnp.zeros_like, params), zero, zero, zero, zero)
+
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+        """Asks the gradient of this batch about the last step; one JVP."""
+        eta, info = best_on_model(direction)
+        way = direction.displacement(eta)
+        ratio, begun, left = self._ratio(direction, memory)
+        gamma = direction.gamma * self._factor(direction, eta, ratio)
+        gamma = jnp.clip(gamma, self.min_gamma, self.max_gamma)
+        kept = SlopeMemory(way, eta * info.slope, begun, left, ratio)
+        kept = jax.tree.map(lambda new, old: new.astype(old.dtype), kept, memory)
+        return Step(eta, way, eta > 0, gamma, info, count(0), kept)
+
+    def _ratio(self, direction: Direction, memory: SlopeMemory) -> tuple[Scalar, Scalar, Scalar]:
+        """What is left of the slopes, and the two averages; before the first step all of it is."""
+        dtype = direction.value.dtype
+        last = jax.tree.map(lambda x: x.astype(dtype), memory)
+        average = lambda old, new: self.decay * old + (1 - self.decay) * new
+        begun = average(last.begun, last.slope)
+        left = average(last.left, dot(direction.plin.grad, last.way))
+        one = jnp.ones_like(begun)
+        return jnp.where(begun > 0, left / jnp.where(begun > 0, begun, one), one), begun, left
+
+    def _factor(self, direction: Direction, eta: Scalar, ratio: Scalar) -> Scalar:
+        """The factor from one gamma to the next."""
+        slow = jnp.exp(self.rate * jnp.clip((ratio - self.target) / self.width, -1, 1))
+        grows = (direction.fraction > 0.97) & (ratio > 0.1)
+        return jnp.where(eta < 0.5, 0.5, jnp.where(grows, 2.0, slow)).astype(ratio.dtype)
+
+
+def _vanishes(d: Params) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(x == 0) for x in jax.tree.leaves(d)]))

@@ -1,0 +1,95 @@
+r"""What a step rule is, and what it decides."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from proxlin.direction import Direction, Info
+from proxlin.linearize import Params
+from proxlin.solvers.system import count
+from proxlin.subproblems import Scalar
+
+ScalarOrSchedule = float | Array | Callable[[Any], Any]
+
+
+class Step(NamedTuple):
+    r"""What a rule decided.
+
+    Attributes:
+        eta: the stepsize.
+        displacement: the way to the new parameters, :math:`\eta d` or the prox arc at
+            :math:`\eta`.
+        accepted: whether to take the step.
+        gamma: the gamma to carry on with.
+        info: the report of the direction, with what the rule has added to it.
+        evaluations: forward passes at trial points.
+        memory: what the rule remembers of this step, if it is taken.
+    """
+
+    eta: Scalar
+    displacement: Params
+    accepted: Bool[Array, ""]
+    gamma: Scalar
+    info: Info
+    evaluations: Int[Array, ""]
+    memory: Any = ()
+
+
+class StepRule(abc.ABC):
+    """A frozen dataclass with a ``gamma`` that decides how far to go along a direction."""
+
+    gamma: ScalarOrSchedule
+    composite: ClassVar[bool] = True  # whether it can handle a regularizer
+
+    def first_gamma(self) -> Scalar:
+        """The gamma of the first step."""
+        return at(self.gamma, count(0))
+
+    def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
+        """The gamma for a step, given the number of steps before it and the one carried on."""
+        return at(self.gamma, steps)
+
+    def remember(self, params: Params) -> Any:
+        """What the rule remembers before the first step, a pytree; nothing, for most rules."""
+        return ()
+
+    @abc.abstractmethod
+    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+        """Decides; ``steps`` counts the steps taken before this one."""
+
+
+def at(value: ScalarOrSchedule, steps: Int[Array, ""]) -> Scalar:
+    """A number, or a schedule at a step, in the default float dtype."""
+    return jnp.asarray(value(steps) if callable(value) else value).astype(jnp.result_type(float))
+
+
+def rounding(value: Scalar) -> Scalar:
+    """By how much rounding may change an objective of this value."""
+    return 4 * jnp.finfo(value.dtype).eps * jnp.abs(value)
+
+
+def check_positive(rule: StepRule, *names: str) -> None:
+    """Raises unless these attributes, where they are known, are positive numbers."""
+    for name in names:
+        value = getattr(rule, name)
+        if callable(value) or isinstance(value, jax.core.Tracer):
+            continue
+        if np.ndim(value) != 0 or not value > 0:
+            raise ValueError(f"{type(rule).__name__}({name}={value!r}): give a positive number")
+
+
+def check_fraction(rule: StepRule, *names: str) -> None:
+    """Raises unless these attributes, where they are known, lie between 0 and 1."""
+    for name in names:
+        value = getattr(rule, name)
+        if not isinstance(value, jax.core.Tracer) and not 0 < value < 1:
+            raise ValueError(
+                f"{type(rule).__name__}({name}={value!r}): give a number between 0 and 1"
+            )
