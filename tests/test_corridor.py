@@ -43,8 +43,9 @@ NAMES = """
     dual_quadratic primal_quadratic dual_convex primal_convex
     CG Cholesky ProximalGradient LBFGS
     value_and_direction linearize
-    prox_linear direction_as_gradient spl armijo_spl
-    Fixed Armijo ModelStep TrustRegion
+    prox_linear direction_as_gradient spl armijo_spl auto
+    Fixed Armijo ModelStep TrustRegion StochasticTrustRegion
+    Euclidean Diagonal Kronecker
     sdca
 """.split()
 
