@@ -129,7 +129,7 @@ def test_without_inner_steps_a_diagonal_metric_is_adam():
 
 
 def test_without_inner_steps_a_kronecker_metric_is_shampoo():
-    metric = proxlin.Kronecker(decay=0.9, block_size=3, every=1)
+    metric = proxlin.Kronecker(decay=0.9, block_size=3, every=1, power=1 / 4, epsilon=1e-6)
     got = trained(without_inner_steps(metric, 0.1))
     rival = shampoo(0.1, momentum=0.0, block_size=3, root_every=1, decay=0.9)
     np.testing.assert_allclose(got, trained(rival, takes_gradients=True), rtol=1e-10)
@@ -233,8 +233,9 @@ def test_bad_options(options, error, message):
     [
         (lambda: proxlin.Kronecker(decay=1.0), "decay must lie between 0 and 1"),
         (lambda: proxlin.Diagonal(epsilon=0.0), "epsilon must be positive"),
-        (lambda: proxlin.Kronecker(block_size=0), "give at least 1"),
-        (lambda: proxlin.Kronecker(every=0), "give at least 1"),
+        (lambda: proxlin.Kronecker(block_size=0), "must be at least 1"),
+        (lambda: proxlin.Kronecker(every=0), "must be at least 1"),
+        (lambda: proxlin.Kronecker(power=0.0), "power must be positive"),
     ],
 )
 def test_bad_metrics(make, message):

@@ -106,8 +106,7 @@ class KroneckerState(NamedTuple):
     Attributes:
         moments: for each matrix, the averages of :math:`G G^\top` and :math:`G^\top G` of all its
             blocks; for each vector, those of its squares.
-        roots: the inverse fourth roots of the former and the inverse roots of the latter, as they
-            were last computed.
+        roots: the inverse powers of the former and of the latter, as they were last computed.
     """
 
     moments: PyTree[Array]
@@ -116,13 +115,17 @@ class KroneckerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Kronecker(Metric):
-    r"""The metric of Shampoo (Gupta, Koren and Singer, 2018), at the scale of the gradient.
+    r"""Second moments of the gradient, in Kronecker factors and at the scale of the gradient.
 
     .. math:: L \leftarrow \beta L + (1 - \beta)\, G G^\top, \quad
         R \leftarrow \beta R + (1 - \beta)\, G^\top G, \quad
-        P^{-1} X = c\, L^{-1/4} X R^{-1/4}
+        P^{-1} X = c\, L^{-q} X R^{-q}
 
-    for each gradient :math:`G` as a matrix, whose columns are the outputs of a layer: kernels of
+    With :math:`q = 1/2` the product of the factors stands for the second moment itself, as in
+    natural gradients and KFAC; :math:`q = 1/4` stands for its root and is Shampoo (Gupta, Koren and
+    Singer, 2018).
+
+    A gradient :math:`G` is a matrix whose columns are the outputs of a layer: kernels of
     convolutions have as many rows as pixels times inputs. Matrices are split into blocks, each
     with its own :math:`L` and :math:`R`; vectors, such as biases, keep the diagonal alone. The
     factor :math:`c` of each leaf makes the preconditioned linear term of the subproblem as long as
@@ -132,11 +135,12 @@ class Kronecker(Metric):
         decay: :math:`\beta`.
         block_size: the most rows or columns of a block.
         every: how many steps the roots are kept, an eigendecomposition of each block.
+        power: :math:`q`.
         epsilon: what is added to :math:`L` and :math:`R`, relative to their largest eigenvalue.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> metric = Kronecker()
+        >>> metric = Kronecker(power=0.25, epsilon=1e-6)
         >>> grad, none = jnp.array([[4.0, 0.0], [0.0, 1.0]]), jnp.asarray(0)
         >>> state = metric.update(metric.init(grad), grad, none)
         >>> u = metric.inverse(state, grad, none)(grad)  # as long as the gradient, and orthogonal
@@ -148,13 +152,14 @@ class Kronecker(Metric):
     decay: float = 0.95
     block_size: int = 256
     every: int = 10
-    epsilon: float = 1e-6
+    power: float = 0.5
+    epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.block_size < 1 or self.every < 1:
+        if self.block_size < 1 or self.every < 1 or not self.power > 0:
             raise ValueError(
-                f"Kronecker(block_size={self.block_size}, every={self.every}): give at least 1"
+                f"{self}: block_size and every must be at least 1, and power must be positive"
             )
 
     def init(self, params: Params) -> KroneckerState:
@@ -169,7 +174,7 @@ class Kronecker(Metric):
 
         def roots() -> PyTree[Array]:
             return jax.tree.map(
-                lambda g, s: inverse_roots(g, s, self.epsilon),
+                lambda g, s: inverse_powers(g, s, self.power, self.epsilon),
                 grad,
                 _unbiased(moments, self.decay, taken),
             )
@@ -193,11 +198,11 @@ def second_moments(g: Array, block_size: int) -> Any:
     return blocks @ transposed, transposed @ blocks
 
 
-def inverse_roots(g: Array, moments: Any, epsilon: float) -> Any:
-    r""":math:`L^{-1/4}` and :math:`R^{-1/4}` for a matrix, :math:`v^{-1/2}` for a vector."""
+def inverse_powers(g: Array, moments: Any, power: float, epsilon: float) -> Any:
+    r""":math:`L^{-q}` and :math:`R^{-q}` for a matrix, :math:`v^{-2 q}` for a vector."""
     if g.ndim < 2:
-        return _power(moments, -1 / 2, epsilon)
-    return tuple(_matrix_power(s, -1 / 4, epsilon) for s in moments)
+        return _power(moments, -2 * power, epsilon)
+    return tuple(_matrix_power(s, -power, epsilon) for s in moments)
 
 
 def precondition(x: Array, roots: Any, block_size: int) -> Array:
