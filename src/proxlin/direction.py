@@ -196,12 +196,13 @@ class Oracle:
             has_aux=self.has_aux,
             per_example=bool(self.curvature_size or self.chunk_size),
         )
+        some = batch if self.curvature_size is None else self.terms.some(batch, self.curvature_size)
         gamma, gamma_ok = _checked_gamma(gamma, batch.dtype)
 
         lin = self._linearize(params, batch.inputs, args)
         value = weighted_value(self.terms.loss, lin.outputs, batch.targets, batch.weights)
         pull = weighted_grad(self.terms.loss, lin.outputs, batch.targets, batch.weights)
-        plin = self._partial_linearization(lin, params, batch, args, grad=lin.vjp(pull))
+        plin = self._partial_linearization(lin, params, batch, some, args, grad=lin.vjp(pull))
         solved = self.subproblem(plin, gamma, self.solver)
 
         slope = dot(solved.d, plin.grad)
@@ -249,11 +250,11 @@ class Oracle:
         lin: Linearization,
         params: Params,
         batch: Batch,
+        some: Batch,
         args: tuple[Any, ...],
         grad: Params,
     ) -> PartialLinearization:
-        """The convex model, on all examples or on ``curvature_size`` of them."""
-        some = batch if self.curvature_size is None else self.terms.some(batch, self.curvature_size)
+        """The convex model, on the whole batch or on some of its examples."""
         if some is not batch:
             lin = self._linearize(params, some.inputs, args)
         return PartialLinearization(
