@@ -16,7 +16,7 @@ from precision import along, network
 
 import proxlin
 
-INSIDE, SIDE = 400, 20
+INSIDE, SIDE = 300, 16
 
 
 def solution(x):

@@ -28,7 +28,7 @@ from proxlin.bench.environment import environment
 
 jax.config.update("jax_enable_x64", True)  # before any array is made
 # Cholesky factorisations are OpenBLAS's, whose threads wait busily: where anything else is at work
-# on the same cores, a factorisation takes a hundred times as long. It is loaded at the first one.
+# on the same cores, they become many times slower. The library is loaded at the first of them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
@@ -89,7 +89,7 @@ def spread(n, low, high):
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """``start(problem, params) -> state`` and ``run(problem, state, elapsed) -> state``.
+    """``start(params) -> state`` and ``run(state, elapsed) -> state``.
 
     A state is a tuple whose first entry is the parameters; ``run`` takes ``steps`` steps, and
     ``elapsed`` is the fraction of the time that is over.
@@ -254,8 +254,11 @@ def main(problem: Problem, seconds: float) -> None:
     }
     options.output.mkdir(parents=True, exist_ok=True)
     lines = json.dumps({**record, "runs": []}, indent=1)
-    rows = ",\n  ".join(json.dumps(run) for run in runs)
+    rows = ",\n  ".join(json.dumps(run) for run in runs)  # one line for each
     (options.output / "record.json").write_text(
         lines.replace('"runs": []', f'"runs": [\n  {rows}\n ]') + "\n"
     )
     draw(problem, runs, options.output / f"{problem.name}.png")
+    for name in options.methods:  # a row of the table in results/README.md
+        errors = [run["curve"][-1][3] for run in runs if run["method"] == name]
+        print(f"| {problem.name} | {name} | {' | '.join(f'{error:.1e}' for error in errors)} |")

@@ -42,7 +42,7 @@ NAMES = """
     Zero L1 SquaredL2 ElasticNet GroupL2
     dual_quadratic primal_quadratic dual_convex primal_convex
     CG Cholesky ProximalGradient LBFGS
-    value_and_direction linearize
+    value_and_direction linearize Sum Term
     prox_linear direction_as_gradient spl armijo_spl auto
     Fixed Armijo ModelStep TrustRegion StochasticTrustRegion
     Euclidean Diagonal Kronecker

@@ -239,6 +239,36 @@ def test_rows_cost_what_the_longest_example_costs():
     assert (info.vjps, info.jvps) == (3 + 4 + 1 + 3, 3)
 
 
+@pytest.mark.parametrize("hidden", [8, 60], ids=["few-parameters", "many-parameters"])
+@pytest.mark.parametrize("subproblem", cases.SUBPROBLEMS)
+def test_memory_of_the_gram_matrix_is_bounded(subproblem, hidden):
+    """By what the docstring says, in the program that XLA compiled; without blocks it is not."""
+    params, x, _ = cases.problem("squared", jnp.float64, m=300, hidden=hidden)
+    z = x[:100]
+    objective = proxlin.Sum(
+        proxlin.Term(lambda w, x: cases.network(w, x)[:, :1], proxlin.Squared()),
+        proxlin.Term(lambda w, x: slope(w, x)[:, :1], proxlin.Squared()),
+    )
+    targets = (jnp.zeros((300, 1)), jnp.zeros((100, 1)))
+
+    def numbers(solver):
+        fn = proxlin.value_and_direction(
+            objective, solver=solver, subproblem=cases.SUBPROBLEMS[subproblem]
+        )
+        compiled = jax.jit(fn).lower(params, (x, z), targets).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / 8
+
+    n, p = 400, cases.flat(params).size
+    assert (p < n) == (hidden == 8)
+    products = numbers(proxlin.CG(2))
+    bound = lambda max_elements: 4 * min(n, p) ** 2 + 4 * max_elements
+    in_blocks = numbers(proxlin.Cholesky(independent=True, max_elements=10 * p)) - products
+    at_once = numbers(proxlin.Cholesky(independent=True, max_elements=n * p)) - products
+    assert in_blocks < at_once
+    assert in_blocks <= bound(10 * p)
+    assert at_once <= bound(n * p)
+
+
 def test_dependent_examples_of_one_term_are_found():
     def centred(w, x):
         f = cases.network(w, x)

@@ -157,7 +157,7 @@ class Sum:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from proxlin import Squared, value_and_direction
+        >>> from proxlin import Squared, Sum, Term, value_and_direction
         >>> u = lambda w, x: x @ w
         >>> slope = lambda w, x: jax.vmap(jax.grad(lambda x: u(w, x)[0]))(x)
         >>> objective = Sum(Term(slope, Squared()), Term(u, Squared(), weight=10.0))

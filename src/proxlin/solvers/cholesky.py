@@ -38,12 +38,16 @@ class Cholesky(LinearSolver):
     the dual would cancel for large gamma: with a preimage :math:`M v = s` it is computed as
     :math:`\text{shift} M (\text{shift} I + M^* M)^{-1} v`, else it is refined once.
 
+    Beside what Jacobian products of the batch need, memory is bounded by
+    :math:`4 \min(m k, p)^2 + 4\, \text{max\_elements}` numbers: the matrix, its symmetric and
+    shifted copies and its factor, and the blocks of which it is made.
+
     Attributes:
         independent: take the rows of the Jacobian example by example instead of by products with
             the whole batch, which costs about m times less. Only for models in which no example
             influences another; this is checked on the first and the last example.
-        max_elements: about how many elements of the Jacobian to hold at once beside the Gram
-            matrix; it is formed in blocks of that size.
+        max_elements: how many elements a block of the Jacobian has at most; at least one example
+            at a time. Blocks are computed anew for each product with another block.
 
     Example:
         >>> import jax.numpy as jnp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,15 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from proxlin.batch import Batch
 from proxlin.checks import require
+from proxlin.direction.found import Direction, Info, Memory, cast_like
 from proxlin.linearize import Linearization, Model, Params, algebra_dtype, check_params
 from proxlin.losses import Loss, weighted_grad, weighted_value
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
-from proxlin.solvers.system import Vector, add_scaled, count, dot, scale, select
+from proxlin.solvers.system import add_scaled, count, dot, scale, select
 from proxlin.subproblems import (
     PartialLinearization,
-    Proximity,
     Scalar,
     Subproblem,
     Subsolution,
@@ -31,138 +31,6 @@ from proxlin.subproblems import (
     vector_of,
 )
 from proxlin.terms import Size, Sum, Term, make_terms
-
-
-class Info(NamedTuple):
-    r"""What a direction is worth and what it cost.
-
-    Attributes:
-        grad: the gradient :math:`\nabla h` of the mini-batch objective, free of charge.
-        slope: :math:`\langle d, \nabla h \rangle`, positive for a descent direction :math:`-d`.
-        predicted: the decrease :math:`\langle d, \nabla h \rangle - \tfrac12 \langle d, (G +
-            I/\gamma) d \rangle` that the quadratic model promises; NaN where nothing asked for it.
-        steps: inner steps.
-        residual: relative residual of the subproblem before the last inner step (the one after
-            it would cost a product more); NaN for a direct solver.
-        jvps: Jacobian-vector products spent.
-        vjps: vector-Jacobian products spent, the one for the gradient among them.
-        status: a :class:`proxlin.Status`.
-        aux: what the model returned beside its outputs.
-        penalty: :math:`\rho(w)`, the regularizer at the parameters.
-        primal: value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
-        dual: value of its dual, a lower bound of the minimum; likewise.
-        gap: the difference of the two, which bounds the error of the subproblem's solution.
-    """
-
-    grad: Params
-    slope: Scalar
-    predicted: Scalar
-    steps: Int[Array, ""]
-    residual: Scalar
-    jvps: Int[Array, ""]
-    vjps: Int[Array, ""]
-    status: Int[Array, ""]
-    aux: Any
-    penalty: Scalar
-    primal: Scalar
-    dual: Scalar
-    gap: Scalar
-
-
-class Memory(NamedTuple):
-    r"""What directions learn from the steps before; a plain pytree, empty where not asked for.
-
-    Attributes:
-        metric: the state of the metric.
-        momentum: :math:`P d` of the last step, as far as it was taken.
-    """
-
-    metric: Any = ()
-    momentum: Params | tuple[()] = ()
-
-    def after(self, eta: Scalar) -> Memory:
-        """The same after a step of this length."""
-        return self._replace(momentum=scale(eta, self.momentum))
-
-
-@dataclasses.dataclass(frozen=True)
-class Direction:
-    r"""A direction with all that a step rule may ask about it; lives inside one trace.
-
-    Attributes:
-        value: the objective :math:`h` at the parameters.
-        d: the direction, in the dtypes of the parameters; zero where it is not usable.
-        info: the report.
-        usable: whether nothing was non-finite and no value was bad.
-        gamma: the regularisation it was computed with.
-        plin: the convex model it comes from.
-        pull: :math:`J^* \alpha`, where a regularizer makes the way along the direction an arc.
-        predicts: whether ``info.predicted`` is known.
-        paired: the direction in the dtype of the algebra, and with a metric the pair of it.
-        memory: what to remember of this direction, if it is taken to its end.
-        objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
-            and with the same ``args``; what the model returns beside its outputs is discarded.
-    """
-
-    value: Scalar
-    d: Params
-    info: Info
-    usable: Bool[Array, ""]
-    gamma: Scalar
-    plin: PartialLinearization
-    pull: Params | None
-    predicts: bool
-    paired: Vector
-    memory: Memory
-    objective: Callable[[Params], Scalar]
-
-    @property
-    def total(self) -> Scalar:
-        r""":math:`h + \rho` at the parameters."""
-        return self.value if self.pull is None else self.value + self.info.penalty
-
-    @property
-    def vector(self) -> Params:
-        """The direction in the one dtype of the algebra."""
-        return vector_of(self.paired)
-
-    @property
-    def fraction(self) -> Scalar:
-        r"""How much of the slope of the gradient step the subproblem has kept.
-
-        :math:`\langle d, s \rangle / (\gamma \langle s, P^{-1} s \rangle)` for the linear term
-        :math:`s`: one where curvature is not felt, and less the more of it gamma lets through.
-        """
-        linear = self.plin.lift(self.plin.linear_term)
-        square = self.gamma * dot(linear, linear)
-        vanishes = square == 0
-        kept = dot(self.vector, self.plin.linear_term) / jnp.where(vanishes, 1, square)
-        return jnp.where(vanishes, 1, kept)
-
-    def displacement(self, eta: Scalar, pull: Params | None = None) -> Params:
-        r"""The way from the parameters to a trial point, in their dtypes.
-
-        :math:`\eta d`, or with a regularizer the prox arc :math:`w - \operatorname{prox}_{\eta
-        \gamma \rho}(w - \eta \gamma J^* \alpha)`, on which zeros are exact.
-        """
-        if self.pull is None:
-            return jax.tree.map(lambda x: eta.astype(x.dtype) * x, self.d)
-        pull = self.pull if pull is None else pull
-        arc = Proximity.of(self.plin, self.gamma).arc(eta, pull)
-        return _cast_like(arc, self.d)
-
-    def along(self, eta: Scalar) -> Scalar:
-        r"""The objective at the trial point of :math:`\eta`."""
-        return self.objective(self.displacement(eta))
-
-    def with_prediction(self) -> Direction:
-        """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
-        if self.predicts:
-            return self
-        curvature = self.plin.curvature(self.vector)
-        predicted = self.plin.predicted(self.paired, self.gamma, curvature)
-        info = self.info._replace(predicted=predicted, jvps=self.info.jvps + 1)
-        return dataclasses.replace(self, info=info, predicts=True)
 
 
 class Options(TypedDict, total=False):
@@ -278,10 +146,10 @@ class Oracle:
         usable = (status == count(Status.OK)) | (status == count(Status.BREAKDOWN))
         paired = select(usable, solved.d, jax.tree.map(jnp.zeros_like, solved.d))
         momentum = getattr(paired, "covector", paired) if self.momentum else ()
-        momentum = _cast_like(momentum, memory.momentum)
+        momentum = cast_like(momentum, memory.momentum)
         unknown = jnp.full_like(slope, jnp.nan)
         info = Info(
-            grad=_cast_like(plin.grad, params),
+            grad=cast_like(plin.grad, params),
             slope=slope,
             predicted=unknown if solved.predicted is None else solved.predicted,
             steps=solved.steps,
@@ -297,7 +165,7 @@ class Oracle:
         )
         return Direction(
             value=value,
-            d=_cast_like(vector_of(paired), params),
+            d=cast_like(vector_of(paired), params),
             info=info,
             usable=usable,
             gamma=gamma,
@@ -443,10 +311,6 @@ def _checked_gamma(gamma: Any, dtype: Any) -> tuple[Scalar, Bool[Array, ""]]:
         lambda g: jnp.asarray(g) > 0, lambda g: f"gamma={g}: it must be a positive number", gamma
     )
     return jnp.asarray(gamma, dtype), good
-
-
-def _cast_like(tree: PyTree, like: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, w: x.astype(w.dtype), tree, like)
 
 
 def _all_finite(tree: PyTree) -> Bool[Array, ""]:

@@ -1,0 +1,152 @@
+r"""A direction, what it is worth, what it cost, and what to remember of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from proxlin.linearize import Params
+from proxlin.solvers.system import Vector, dot, scale
+from proxlin.subproblems import PartialLinearization, Proximity, Scalar, vector_of
+
+
+class Info(NamedTuple):
+    r"""What a direction is worth and what it cost.
+
+    Attributes:
+        grad: the gradient :math:`\nabla h` of the mini-batch objective, free of charge.
+        slope: :math:`\langle d, \nabla h \rangle`, positive for a descent direction :math:`-d`.
+        predicted: the decrease :math:`\langle d, \nabla h \rangle - \tfrac12 \langle d, (G +
+            I/\gamma) d \rangle` that the quadratic model promises; NaN where nothing asked for it.
+        steps: inner steps.
+        residual: relative residual of the subproblem before the last inner step (the one after
+            it would cost a product more); NaN for a direct solver.
+        jvps: Jacobian-vector products spent.
+        vjps: vector-Jacobian products spent, the one for the gradient among them.
+        status: a :class:`proxlin.Status`.
+        aux: what the model returned beside its outputs.
+        penalty: :math:`\rho(w)`, the regularizer at the parameters.
+        primal: value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
+        dual: value of its dual, a lower bound of the minimum; likewise.
+        gap: the difference of the two, which bounds the error of the subproblem's solution.
+    """
+
+    grad: Params
+    slope: Scalar
+    predicted: Scalar
+    steps: Int[Array, ""]
+    residual: Scalar
+    jvps: Int[Array, ""]
+    vjps: Int[Array, ""]
+    status: Int[Array, ""]
+    aux: Any
+    penalty: Scalar
+    primal: Scalar
+    dual: Scalar
+    gap: Scalar
+
+
+class Memory(NamedTuple):
+    r"""What directions learn from the steps before; a plain pytree, empty where not asked for.
+
+    Attributes:
+        metric: the state of the metric.
+        momentum: :math:`P d` of the last step, as far as it was taken.
+    """
+
+    metric: Any = ()
+    momentum: Params | tuple[()] = ()
+
+    def after(self, eta: Scalar) -> Memory:
+        """The same after a step of this length."""
+        return self._replace(momentum=scale(eta, self.momentum))
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    r"""A direction with all that a step rule may ask about it; lives inside one trace.
+
+    Attributes:
+        value: the objective :math:`h` at the parameters.
+        d: the direction, in the dtypes of the parameters; zero where it is not usable.
+        info: the report.
+        usable: whether nothing was non-finite and no value was bad.
+        gamma: the regularisation it was computed with.
+        plin: the convex model it comes from.
+        pull: :math:`J^* \alpha`, where a regularizer makes the way along the direction an arc.
+        predicts: whether ``info.predicted`` is known.
+        paired: the direction in the dtype of the algebra, and with a metric the pair of it.
+        memory: what to remember of this direction, if it is taken to its end.
+        objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
+            and with the same ``args``; what the model returns beside its outputs is discarded.
+    """
+
+    value: Scalar
+    d: Params
+    info: Info
+    usable: Bool[Array, ""]
+    gamma: Scalar
+    plin: PartialLinearization
+    pull: Params | None
+    predicts: bool
+    paired: Vector
+    memory: Memory
+    objective: Callable[[Params], Scalar]
+
+    @property
+    def total(self) -> Scalar:
+        r""":math:`h + \rho` at the parameters."""
+        return self.value if self.pull is None else self.value + self.info.penalty
+
+    @property
+    def vector(self) -> Params:
+        """The direction in the one dtype of the algebra."""
+        return vector_of(self.paired)
+
+    @property
+    def fraction(self) -> Scalar:
+        r"""How much of the slope of the gradient step the subproblem has kept.
+
+        :math:`\langle d, s \rangle / (\gamma \langle s, P^{-1} s \rangle)` for the linear term
+        :math:`s`: one where curvature is not felt, and less the more of it gamma lets through.
+        """
+        linear = self.plin.lift(self.plin.linear_term)
+        square = self.gamma * dot(linear, linear)
+        vanishes = square == 0
+        kept = dot(self.vector, self.plin.linear_term) / jnp.where(vanishes, 1, square)
+        return jnp.where(vanishes, 1, kept)
+
+    def displacement(self, eta: Scalar, pull: Params | None = None) -> Params:
+        r"""The way from the parameters to a trial point, in their dtypes.
+
+        :math:`\eta d`, or with a regularizer the prox arc :math:`w - \operatorname{prox}_{\eta
+        \gamma \rho}(w - \eta \gamma J^* \alpha)`, on which zeros are exact.
+        """
+        if self.pull is None:
+            return jax.tree.map(lambda x: eta.astype(x.dtype) * x, self.d)
+        pull = self.pull if pull is None else pull
+        arc = Proximity.of(self.plin, self.gamma).arc(eta, pull)
+        return cast_like(arc, self.d)
+
+    def along(self, eta: Scalar) -> Scalar:
+        r"""The objective at the trial point of :math:`\eta`."""
+        return self.objective(self.displacement(eta))
+
+    def with_prediction(self) -> Direction:
+        """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
+        if self.predicts:
+            return self
+        curvature = self.plin.curvature(self.vector)
+        predicted = self.plin.predicted(self.paired, self.gamma, curvature)
+        info = self.info._replace(predicted=predicted, jvps=self.info.jvps + 1)
+        return dataclasses.replace(self, info=info, predicts=True)
+
+
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """A tree in the dtypes of another."""
+    return jax.tree.map(lambda x, w: x.astype(w.dtype), tree, like)
