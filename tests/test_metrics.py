@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 import proxlin
 from proxlin.bench.rivals.shampoo import shampoo
 from proxlin.direction import Memory, Oracle
+from proxlin.metrics import inverse_roots, second_moments
 from proxlin.solvers import Pair
 from proxlin.solvers.system import dot
 from tests.cases import LOSSES, SUBPROBLEMS, dense, flat, network, problem, relative_error
@@ -129,7 +130,7 @@ def test_without_inner_steps_a_diagonal_metric_is_adam():
 
 
 def test_without_inner_steps_a_kronecker_metric_is_shampoo():
-    metric = proxlin.Kronecker(decay=0.9, block_size=3, every=1, power=1 / 4, epsilon=1e-6)
+    metric = proxlin.Kronecker(decay=0.9, block_size=3, every=1, root=4, epsilon=1e-6)
     got = trained(without_inner_steps(metric, 0.1))
     rival = shampoo(0.1, momentum=0.0, block_size=3, root_every=1, decay=0.9)
     np.testing.assert_allclose(got, trained(rival, takes_gradients=True), rtol=1e-10)
@@ -193,6 +194,27 @@ def test_metric_and_momentum_cost_no_products(subproblem):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("epsilon", [1e-2, 1e-6])
+@pytest.mark.parametrize("root", [2, 4])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_roots_are_those_of_eigenvalues(dtype, root, epsilon):
+    g = np.random.default_rng(0).normal(size=(3, 20, 6)) * np.geomspace(1, 1e-3, 6)
+    moments = jnp.asarray(g @ g.swapaxes(1, 2), dtype)[None]  # of rank 6
+    got = np.asarray(inverse_roots(jnp.zeros((2, 2)), (moments,), root, epsilon)[0][0])
+    for one, matrix in zip(got, g @ g.swapaxes(1, 2), strict=True):
+        values, vectors = np.linalg.eigh(matrix)
+        shifted = np.maximum(values, 0) + epsilon * np.linalg.norm(matrix)
+        want = (vectors * shifted ** (-1 / root)) @ vectors.T
+        tolerance = 1e-9 if dtype == jnp.float64 else 1e-7 / epsilon
+        assert np.abs(one - want).max() < tolerance * np.abs(want).max()
+
+
+def test_roots_of_no_gradient_are_finite():
+    for g in (jnp.zeros((4, 3)), jnp.zeros(3)):
+        roots = inverse_roots(g, second_moments(g, 256), 2, 1e-4)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(roots))
+
+
 def test_roots_are_kept_between_their_steps():
     metric = proxlin.Kronecker(every=3)
     grad = jnp.eye(2)
@@ -219,7 +241,6 @@ def test_roots_are_kept_between_their_steps():
         (dict(momentum=0.5, subproblem=proxlin.dual_convex), TypeError, "dual_quadratic or primal"),
         (dict(curvature_size=lambda m: m + 1), ValueError, "curvature_size=7 for a batch of 6"),
     ],
-    ids=str,
 )
 def test_bad_options(options, error, message):
     params, inputs, targets = problem("logistic", jnp.float64)
@@ -235,7 +256,7 @@ def test_bad_options(options, error, message):
         (lambda: proxlin.Diagonal(epsilon=0.0), "epsilon must be positive"),
         (lambda: proxlin.Kronecker(block_size=0), "must be at least 1"),
         (lambda: proxlin.Kronecker(every=0), "must be at least 1"),
-        (lambda: proxlin.Kronecker(power=0.0), "power must be positive"),
+        (lambda: proxlin.Kronecker(root=3), "root must be 2 or 4"),
     ],
 )
 def test_bad_metrics(make, message):

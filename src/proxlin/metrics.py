@@ -18,9 +18,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.linearize import Params, algebra_dtype
+from proxlin.solvers.system import count
 
 Blocks = Float[Array, "down across rows columns"]
 Inverse = Callable[[Params], Params]
+_NEWTON_STEPS = 40  # each makes small eigenvalues more than twice as large
 
 
 class Metric(abc.ABC):
@@ -106,7 +108,7 @@ class KroneckerState(NamedTuple):
     Attributes:
         moments: for each matrix, the averages of :math:`G G^\top` and :math:`G^\top G` of all its
             blocks; for each vector, those of its squares.
-        roots: the inverse powers of the former and of the latter, as they were last computed.
+        roots: the inverse roots of the former and of the latter, as they were last computed.
     """
 
     moments: PyTree[Array]
@@ -119,10 +121,10 @@ class Kronecker(Metric):
 
     .. math:: L \leftarrow \beta L + (1 - \beta)\, G G^\top, \quad
         R \leftarrow \beta R + (1 - \beta)\, G^\top G, \quad
-        P^{-1} X = c\, L^{-q} X R^{-q}
+        P^{-1} X = c\, L^{-1/q} X R^{-1/q}
 
-    With :math:`q = 1/2` the product of the factors stands for the second moment itself, as in
-    natural gradients and KFAC; :math:`q = 1/4` stands for its root and is Shampoo (Gupta, Koren and
+    With :math:`q = 2` the product of the factors stands for the second moment itself, as in
+    natural gradients and KFAC; :math:`q = 4` stands for its root and is Shampoo (Gupta, Koren and
     Singer, 2018).
 
     A gradient :math:`G` is a matrix whose columns are the outputs of a layer: kernels of
@@ -134,13 +136,13 @@ class Kronecker(Metric):
     Attributes:
         decay: :math:`\beta`.
         block_size: the most rows or columns of a block.
-        every: how many steps the roots are kept, an eigendecomposition of each block.
-        power: :math:`q`.
-        epsilon: what is added to :math:`L` and :math:`R`, relative to their largest eigenvalue.
+        every: how many steps the roots are kept.
+        root: :math:`q`, 2 or 4.
+        epsilon: what is added to the diagonals of :math:`L` and :math:`R`, relative to their norms.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> metric = Kronecker(power=0.25, epsilon=1e-6)
+        >>> metric = Kronecker(root=4, epsilon=1e-6)
         >>> grad, none = jnp.array([[4.0, 0.0], [0.0, 1.0]]), jnp.asarray(0)
         >>> state = metric.update(metric.init(grad), grad, none)
         >>> u = metric.inverse(state, grad, none)(grad)  # as long as the gradient, and orthogonal
@@ -150,16 +152,16 @@ class Kronecker(Metric):
     """
 
     decay: float = 0.95
-    block_size: int = 256
-    every: int = 10
-    power: float = 0.5
-    epsilon: float = 1e-3
+    block_size: int = 128
+    every: int = 20
+    root: int = 2
+    epsilon: float = 1e-4
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.block_size < 1 or self.every < 1 or not self.power > 0:
+        if self.block_size < 1 or self.every < 1 or self.root not in (2, 4):
             raise ValueError(
-                f"{self}: block_size and every must be at least 1, and power must be positive"
+                f"{self}: block_size and every must be at least 1, and root must be 2 or 4"
             )
 
     def init(self, params: Params) -> KroneckerState:
@@ -174,7 +176,7 @@ class Kronecker(Metric):
 
         def roots() -> PyTree[Array]:
             return jax.tree.map(
-                lambda g, s: inverse_powers(g, s, self.power, self.epsilon),
+                lambda g, s: inverse_roots(g, s, self.root, self.epsilon),
                 grad,
                 _unbiased(moments, self.decay, taken),
             )
@@ -198,11 +200,12 @@ def second_moments(g: Array, block_size: int) -> Any:
     return blocks @ transposed, transposed @ blocks
 
 
-def inverse_powers(g: Array, moments: Any, power: float, epsilon: float) -> Any:
-    r""":math:`L^{-q}` and :math:`R^{-q}` for a matrix, :math:`v^{-2 q}` for a vector."""
+def inverse_roots(g: Array, moments: Any, root: int, epsilon: float) -> Any:
+    r""":math:`L^{-1/q}` and :math:`R^{-1/q}` for a matrix, :math:`v^{-2/q}` for a vector."""
     if g.ndim < 2:
-        return _power(moments, -2 * power, epsilon)
-    return tuple(_matrix_power(s, -power, epsilon) for s in moments)
+        largest = _or_one(jnp.max(moments, initial=0))
+        return (moments + epsilon * largest) ** (-2 / root)
+    return tuple(_inverse_root(s, root, epsilon) for s in moments)
 
 
 def precondition(x: Array, roots: Any, block_size: int) -> Array:
@@ -213,21 +216,42 @@ def precondition(x: Array, roots: Any, block_size: int) -> Array:
     return _join(left @ _split(x, block_size) @ right, x.shape)
 
 
-def _matrix_power(
-    matrices: Float[Array, "*blocks n n"], exponent: float, epsilon: float
+def _inverse_root(
+    matrices: Float[Array, "*blocks n n"], root: int, epsilon: float
 ) -> Float[Array, "*blocks n n"]:
-    eigenvalues, vectors = jnp.linalg.eigh(matrices)
-    powers = _power(jnp.maximum(eigenvalues, 0), exponent, epsilon)
-    return (vectors * powers[..., None, :]) @ vectors.swapaxes(-1, -2)
+    r""":math:`(A / \|A\| + \epsilon I)^{-1/q} \|A\|^{-1/q}` by Newton's iteration.
 
+    .. math:: T = \tfrac{1}{q} \bigl((q + 1) I - M\bigr), \quad X \leftarrow X T, \quad
+        M \leftarrow T^q M
 
-def _power(x: Float[Array, "*n"], exponent: float, epsilon: float) -> Float[Array, "*n"]:
-    """A power of nonnegative numbers, kept off zero by a fraction of the largest on the last axis.
-
-    Where all are zero there was no gradient yet, and any finite power will do.
+    keeps :math:`X^q A = M` up to a constant and drives :math:`M` to the identity.
     """
-    largest = jnp.max(x, axis=-1, keepdims=True, initial=0) if x.ndim else x
-    return (x + epsilon * jnp.where(largest > 0, largest, 1)) ** exponent
+    # Products only, and no eigh: on CPUs two batched eigh at once wait for each other forever when
+    # XLA has two threads, and OpenBLAS's own threads get in the way of XLA's
+    # (https://github.com/jax-ml/jax/issues/39292).
+    dtype = matrices.dtype
+    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=dtype), matrices.shape)
+    norm = _or_one(jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True))
+    start = (root + 1) / (2 * (1 + epsilon))
+
+    def newton(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        x, m, steps = state
+        t = ((root + 1) * identity - m) / root
+        square = t @ t
+        return x @ t, (square if root == 2 else square @ square) @ m, steps + 1
+
+    far = lambda m: jnp.max(jnp.abs(m - identity)) > 10 * jnp.finfo(dtype).eps
+    x, _, _ = jax.lax.while_loop(
+        lambda state: far(state[1]) & (state[2] < _NEWTON_STEPS),
+        newton,
+        (start ** (1 / root) * identity, start * (matrices / norm + epsilon * identity), count(0)),
+    )
+    return x * norm ** (-1 / root)
+
+
+def _or_one(x: Array) -> Array:
+    """One where there was no gradient yet: any finite root will do."""
+    return jnp.where(x > 0, x, jnp.ones_like(x))
 
 
 def _ratio(x: Array, y: Array) -> Float[Array, ""]:

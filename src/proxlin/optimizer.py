@@ -237,8 +237,8 @@ def auto(
     :func:`prox_linear` on the quadratic dual, with
 
     - curvature from an eighth of the batch, at least 32 examples, and two conjugate-gradient steps;
-    - the proximity term in the metric of Shampoo, :class:`proxlin.Kronecker`, and around 0.9 times
-      the last step;
+    - the proximity term in a metric that is learnt from gradients, :class:`proxlin.Kronecker`, and
+      around 0.9 times the last step;
     - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
       until curvature or the next batch says that steps are long enough, and follows from there.
 

@@ -40,7 +40,8 @@ def power(x, exponent):
 
 def root(matrix):
     values, vectors = np.linalg.eigh(matrix)
-    return vectors @ np.diag(power(np.maximum(values, 0), -1 / 4)) @ vectors.T
+    shifted = np.maximum(values, 0) + EPSILON * np.linalg.norm(matrix)
+    return vectors @ np.diag(shifted ** (-1 / 4)) @ vectors.T
 
 
 def pieces(n, size):

@@ -136,7 +136,7 @@ class StochasticTrustRegion(StepRule):
     """
 
     gamma: float = 1e-2
-    target: float = -0.1
+    target: float = -0.05
     width: float = 0.1
     rate: float = 0.1
     decay: float = 0.9

@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Int, PyTree
 
 from proxlin.bench.errors import UsageError
-from proxlin.metrics import inverse_powers, precondition, second_moments
+from proxlin.metrics import inverse_roots, precondition, second_moments
 
 
 class ShampooState(NamedTuple):
@@ -59,7 +59,7 @@ def shampoo(
         block_size: the most rows or columns of a block.
         root_every: how many steps the roots are kept.
         decay: of an exponential moving average in the place of the sums; None for sums.
-        epsilon: what is added to :math:`L` and :math:`R`, relative to their largest eigenvalue.
+        epsilon: what is added to :math:`L` and :math:`R`, relative to their norms.
         graft: whether :math:`U` gets the norm of :math:`G`, so that stepsizes are those of SGD.
 
     Returns:
@@ -116,12 +116,12 @@ def _scale_by_shampoo(
             mean = jax.tree.map(lambda s: s / total.astype(s.dtype), moments)
         roots = jax.lax.cond(
             state.taken % jnp.int32(root_every) == 0,
-            lambda: jax.tree.map(lambda g, s: inverse_powers(g, s, 1 / 4, epsilon), grads, mean),
+            lambda: jax.tree.map(lambda g, s: inverse_roots(g, s, 4, epsilon), grads, mean),
             lambda: state.roots,
         )
 
         def preconditioned(g: Array, moments: Any, roots: Any) -> Array:
-            now = roots if g.ndim > 1 else inverse_powers(g, moments, 1 / 4, epsilon)
+            now = roots if g.ndim > 1 else inverse_roots(g, moments, 4, epsilon)
             u = precondition(g, now, block_size)
             return _with_norm_of(g, u) if graft else u
 
