@@ -78,7 +78,8 @@ format: $(VENV)/.installed-test ## rewrite the code in the house style
 	@$(BIN)/ruff check --fix-only --quiet $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
+# Each worker begins with a run of neighbours, which share what is compiled, and helps out at the end.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Apart, because tests/conftest.py turns double precision on and docstrings show JAX as it comes.
 test: lint ## lint, then all fast tests and the doctests

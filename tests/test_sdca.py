@@ -51,7 +51,7 @@ LOSSES = {
     "logistic": proxlin.Logistic(),
     "sparsemax": proxlin.Sparsemax(),
 }
-EPOCHS = {"squared": 100, "hinge": 400, "logistic": 100, "sparsemax": 200}
+EPOCHS = {"squared": 100, "hinge": 400, "logistic": 25, "sparsemax": 100}
 
 
 @pytest.mark.parametrize("block_size", [1, 5])
