@@ -6,7 +6,7 @@ The paper's ConvNet on inputs of CIFAR-10's shape. All methods are compiled firs
 turn, round by round, in one process; a row gives the median over the rounds of the ratio of a
 method's seconds to those of one jitted gradient in the same round. The seconds to compile and the
 temporary memory that XLA reports stand beside it. ``auto`` computes the roots of its metric at each
-twentieth step, so that its mean cost is that of nineteen steps without and one with them. Results go to
+twentieth step, so that its mean cost is that of nineteen steps without and one with. Results go to
 ``benchmarks/results``.
 """
 
