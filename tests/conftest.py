@@ -1,6 +1,5 @@
 """Settings of all tests: double precision at hand, no silent promotion, eight devices."""
 
-import gc
 import os
 
 # Most of the time of small tests would go into the code generation of XLA:CPU. This makes it some
@@ -17,9 +16,6 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import jax
 from hypothesis import HealthCheck, settings
-
-# Tracing leaves many objects that stay, and the collector would look through them again and again.
-gc.set_threshold(50_000, 20, 100)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
