@@ -41,7 +41,7 @@ NAMES = """
     Squared Logistic BinaryLogistic Hinge Sparsemax FromFunction
     Zero L1 SquaredL2 ElasticNet GroupL2
     dual_quadratic primal_quadratic dual_convex primal_convex
-    CG Cholesky ProximalGradient LBFGS
+    CG MultiShiftCG Cholesky ProximalGradient LBFGS
     value_and_direction linearize Sum Term
     prox_linear direction_as_gradient spl armijo_spl auto
     Fixed Armijo ModelStep TrustRegion StochasticTrustRegion

@@ -36,6 +36,7 @@ from proxlin.sdca import sdca as sdca
 from proxlin.solvers import CG as CG
 from proxlin.solvers import LBFGS as LBFGS
 from proxlin.solvers import Cholesky as Cholesky
+from proxlin.solvers import MultiShiftCG as MultiShiftCG
 from proxlin.solvers import NormalSystem as NormalSystem
 from proxlin.solvers import ProximalGradient as ProximalGradient
 from proxlin.solvers import Status as Status

@@ -116,6 +116,8 @@ def _options(spec, method):
         return [{"subproblem": "primal"}, {}]
     if method in ("spl", "armijo-spl", "model-step", "trust-region"):
         return [{"gamma": 0.1}, {}]
+    if method == "auto":
+        return [{}]
     if method == "lbfgs":
         return [{"memory": 5}, {}]
     return [{"stepsize": 0.1}, {"stepsize": 0.01}]

@@ -9,6 +9,7 @@ from proxlin.solvers.composite import ProximalGradient as ProximalGradient
 from proxlin.solvers.lbfgs import LBFGS as LBFGS
 from proxlin.solvers.lbfgs import SmoothSolution as SmoothSolution
 from proxlin.solvers.lbfgs import SmoothSolver as SmoothSolver
+from proxlin.solvers.multishift import MultiShiftCG as MultiShiftCG
 from proxlin.solvers.system import LinearSolver as LinearSolver
 from proxlin.solvers.system import NormalSystem as NormalSystem
 from proxlin.solvers.system import Pair as Pair

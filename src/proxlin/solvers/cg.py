@@ -66,7 +66,7 @@ class CG(LinearSolver):
     def solve(self, system: NormalSystem) -> Solution:
         """Takes ``max_steps`` steps, or fewer where a guard stops them."""
         if self.max_steps == 0:
-            return _without_m(system)
+            return without_products(system)
         state = _start(system)
         if self.max_steps <= _UNROLLED_STEPS:
             for _ in range(self.max_steps - 1):
@@ -159,7 +159,7 @@ def _step(system: NormalSystem, state: _State, *, last: bool) -> _State:
     )
 
 
-def _without_m(system: NormalSystem) -> Solution:
+def without_products(system: NormalSystem) -> Solution:
     """The solution for M = 0."""
     if system.rhs is not None:
         x = scale(1 / system.shift, system.rhs)

@@ -7,7 +7,7 @@ from typing import Any
 from proxlin.losses import Loss, Losses, each
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
-from proxlin.solvers import CG, CompositeSolver, LinearSolver, SmoothSolver
+from proxlin.solvers import CG, CompositeSolver, LinearSolver, MultiShiftCG, SmoothSolver
 from proxlin.subproblems.convex import dual_convex as dual_convex
 from proxlin.subproblems.convex import primal_convex as primal_convex
 from proxlin.subproblems.plin import PartialLinearization as PartialLinearization
@@ -72,7 +72,7 @@ def check_memory(
             f"{what} works with subproblem=dual_quadratic or primal_quadratic and without "
             f"regularizer, not with {subproblem} and {regularizer}"
         )
-    if curved and not isinstance(solver, CG | None):
+    if curved and not isinstance(solver, CG | MultiShiftCG | None):
         raise TypeError(f"{what} works with solver=CG(max_steps), not with {solver}")
 
 

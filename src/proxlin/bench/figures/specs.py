@@ -17,13 +17,14 @@ class Style(NamedTuple):
     dashes: str = "--"  # of gradient methods; others differ in more than their colour
 
 
-# The colours of Okabe and Ito, and three of Tol's, can be told apart by colour-blind readers.
+# The colours of Okabe and Ito, and four of Tol's, can be told apart by colour-blind readers.
 BLUE = "#0072B2"
 STYLES: dict[str, Style] = {
     "spl": Style("SPL", BLUE, "-"),
     "armijo-spl": Style("Armijo SPL", "#000000", ":"),  # SPL is seen where both are the same
     "model-step": Style("SPL with model step", "#332288", "-"),
     "trust-region": Style("SPL with trust region", "#882255", "-"),
+    "auto": Style("auto", "#AA4499", "-"),
     "spl-sgd": Style("prox-linear SGD", BLUE, "-"),
     "spl-momentum": Style("prox-linear momentum", BLUE, "-"),
     "spl-adam": Style("prox-linear Adam", BLUE, "-"),
