@@ -102,8 +102,8 @@ class Method:
 
 def prox_linear(problem):
     """Levenberg-Marquardt: the subproblem solved exactly, gamma by a trust region."""
-    # Refused steps are as dear as others: gamma grows slowly and falls fast, which is refused
-    # less often than 2 and 1/2. A residual that vanishes lets gamma grow without end.
+    # Refused steps are as dear as others, hence gamma grows slowly and falls fast. A residual that
+    # vanishes lets it grow without end.
     rule = proxlin.TrustRegion(grow=1.5, shrink=1 / 3, max_gamma=1e12)
     opt = proxlin.prox_linear(
         problem.objective, step=rule, solver=proxlin.Cholesky(independent=True)
