@@ -133,7 +133,8 @@ def test_bad_rules(options, error, message):
 def digits():
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
-    return jnp.asarray(x[order] / 16, jnp.float32), jnp.asarray(y[order])
+    images = x[order].reshape(-1, 8, 8, 1)
+    return jnp.asarray(images / 16, jnp.float32), jnp.asarray(y[order])
 
 
 @functools.cache
@@ -164,8 +165,12 @@ def train(opt, model, digits, batch, epochs):
 
 
 NETWORKS = {
-    "linear": models.linear((64,), 10),
-    "mlp": models.mlp((64,), 10),
+    "linear": models.linear((8, 8, 1), 10),
+    "mlp": models.mlp((8, 8, 1), 10),
+}
+IMAGES = {
+    "convnet": models.convnet((8, 8, 1), 10),
+    "resnet": models.resnet((8, 8, 1), 10, blocks=(1, 1), width=8),  # with BatchNorm
 }
 
 
@@ -178,6 +183,30 @@ def test_auto_trains_untouched(name, batch, digits):
     assert np.isfinite(losses).all()
     assert losses[-5:].mean() < 0.3
     assert losses.max() < 1.5 * losses[0]  # at no time worse than the start by much
+    assert int(state.refused) == 0
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_auto_trains_networks_for_images(name, digits):
+    model = IMAGES[name]
+    opt = proxlin.auto(model.apply, proxlin.Logistic(), has_aux=True, init_aux=())
+    losses, state = train(opt, model, digits, 128, epochs=4)
+    assert losses[-5:].mean() < 0.5 * losses[0]
+    assert losses.max() < 1.5 * losses[0]
+    assert int(state.refused) == 0
+
+
+def test_auto_trains_a_transformer():
+    model = models.transformer((8, 5), 5, width=16, layers=1, heads=2)
+    rng = np.random.default_rng(0)
+    text = jnp.asarray(rng.integers(0, 5, (60, 32, 1)) + np.arange(9)) % 5  # it counts
+    opt = proxlin.auto(model.apply, proxlin.Logistic(), has_aux=True, init_aux=())
+    params, stats = model.init(jax.random.key(0))
+    state = opt.init(params)._replace(aux=stats)
+    steps = steps_of(opt, model)
+    inputs = jax.nn.one_hot(text[..., :-1], 5, dtype=jnp.float32)
+    (_, state), losses = steps(params, state, stats, inputs, text[..., 1:])
+    assert float(losses[-5:].mean()) < 0.5 * float(losses[0])
     assert int(state.refused) == 0
 
 
