@@ -143,7 +143,7 @@ def test_demo(tmp_path):
     folder = tmp_path / "new" / "folder"
     runs = json.loads((folder / "demo.json").read_text())
     assert (folder / "demo.png").read_bytes().startswith(PNG)
-    assert len(runs) == 12 and {run["status"] for run in runs} == {"finished"}
+    assert len(runs) == 14 and {run["status"] for run in runs} == {"finished"}
     assert runs[0]["environment"]["command"] == "proxlin demo --epochs 1 --seeds 2 --out new/folder"
     starts = {run["metrics"][0]["test_loss"] for run in runs}
     assert len(starts) == 2  # one start for each seed, the same for all methods

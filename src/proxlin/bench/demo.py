@@ -1,8 +1,8 @@
 """A first comparison, in a minute: ``proxlin demo``, or ``make demo``.
 
 Trains a small perceptron on the handwritten digits that come with scikit-learn: with the two
-methods of the paper, and with SGD and Adam at two stepsizes each. Nothing is tuned and nothing is
-left out: what the table and the figure show is all that was run.
+methods of the paper and ``auto``, and with SGD and Adam at two stepsizes each. Nothing is tuned and
+nothing is left out: what the table and the figure show is all that was run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from proxlin.bench.train import train, with_defaults
 METHODS: Sequence[tuple[str, dict[str, float]]] = (
     ("spl", {}),
     ("armijo-spl", {}),
+    ("auto", {}),
     ("sgd", {"stepsize": 0.1}),
     ("sgd", {"stepsize": 1.0}),
     ("adam", {"stepsize": 1e-3}),
