@@ -19,12 +19,14 @@ from tests.test_steps import direction
 RULE = proxlin.StochasticTrustRegion(gamma=0.5, decay=0.75)
 
 
-def remembered(found, way_slope, left, slope=1.0):
+def remembered(found, way_slope, left, slope=1.0, starting=True):
     """A memory whose averages, after this step, are those of one last step alone."""
     grad = found.plin.grad
     unit = jax.tree.map(lambda g: g * (left / jnp.sum(ravel_pytree(grad)[0] ** 2)), grad)
     zero = jnp.zeros(())
-    return SlopeMemory(unit, jnp.asarray(slope * way_slope), zero, zero, zero)
+    return SlopeMemory(
+        unit, jnp.asarray(slope * way_slope), zero, zero, zero, jnp.asarray(starting)
+    )
 
 
 # the rule ---------------------------------------------------------------------------------------
@@ -80,6 +82,10 @@ def test_gamma_doubles_while_curvature_is_not_felt():
     assert float(longer.gamma) == pytest.approx(2e-4)
     turned = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, -0.9))
     assert float(turned.gamma) == pytest.approx(1e-4 * np.exp(-RULE.rate))
+    assert longer.memory.starting and not turned.memory.starting
+    # Where losses vanish curvature does too, and one lucky batch must not double gamma.
+    later = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, 0.9, starting=False))
+    assert float(later.gamma) == pytest.approx(1e-4 * np.exp(RULE.rate))
 
 
 def test_the_fraction_is_that_of_dense_matrices():

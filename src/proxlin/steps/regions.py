@@ -93,6 +93,7 @@ class SlopeMemory(NamedTuple):
         begun: the average of the slopes where steps began.
         left: the average of the slopes where they ended, each on the batch after its own.
         ratio: the second average over the first.
+        starting: whether slopes have not turned yet.
     """
 
     way: Params
@@ -100,6 +101,7 @@ class SlopeMemory(NamedTuple):
     begun: Scalar
     left: Scalar
     ratio: Scalar
+    starting: Bool[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +120,11 @@ class StochasticTrustRegion(StepRule):
     so that the noise of batches cancels. Above ``target`` gamma grows, below it shrinks, by a
     factor of at most :math:`e^{\text{rate}}` a step.
 
-    Two things go faster. Gamma doubles while the subproblem feels no curvature (its solution keeps
-    97 % of the gradient step's slope) and slopes do not turn: this is how it leaves a first gamma
-    that was much too small. And it is halved when the convex model is lowest before the middle of
-    the direction. The length of each step is that of :class:`ModelStep`.
+    Two things go faster. At the start, until the ratio falls to 0.1 for the first time, gamma
+    doubles while the subproblem feels no curvature (its solution keeps 97 % of the gradient step's
+    slope): this is how it leaves a first gamma that was much too small. And it is halved when the
+    convex model is lowest before the middle of the direction. The length of each step is that of
+    :class:`ModelStep`.
 
     Costs one JVP, and one copy of the parameters in memory.
 
@@ -159,16 +162,18 @@ class StochasticTrustRegion(StepRule):
     def remember(self, params: Params) -> SlopeMemory:
         """No step, and slopes of zero."""
         zero = jnp.zeros((), algebra_dtype(params))
-        return SlopeMemory(jax.tree.map(jnp.zeros_like, params), zero, zero, zero, zero)
+        way = jax.tree.map(jnp.zeros_like, params)
+        return SlopeMemory(way, zero, zero, zero, zero, jnp.asarray(True))
 
     def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Asks the gradient of this batch about the last step; one JVP."""
         eta, info = best_on_model(direction)
         way = direction.displacement(eta)
         ratio, begun, left = self._ratio(direction, memory)
-        gamma = direction.gamma * self._factor(direction, eta, ratio)
+        starting = memory.starting & (ratio > 0.1)
+        gamma = direction.gamma * self._factor(direction, eta, ratio, starting)
         gamma = jnp.clip(gamma, self.min_gamma, self.max_gamma)
-        kept = SlopeMemory(way, eta * info.slope, begun, left, ratio)
+        kept = SlopeMemory(way, eta * info.slope, begun, left, ratio, starting)
         kept = jax.tree.map(lambda new, old: new.astype(old.dtype), kept, memory)
         return Step(eta, way, eta > 0, gamma, info, count(0), kept)
 
@@ -182,10 +187,12 @@ class StochasticTrustRegion(StepRule):
         one = jnp.ones_like(begun)
         return jnp.where(begun > 0, left / jnp.where(begun > 0, begun, one), one), begun, left
 
-    def _factor(self, direction: Direction, eta: Scalar, ratio: Scalar) -> Scalar:
+    def _factor(
+        self, direction: Direction, eta: Scalar, ratio: Scalar, starting: Bool[Array, ""]
+    ) -> Scalar:
         """The factor from one gamma to the next."""
         slow = jnp.exp(self.rate * jnp.clip((ratio - self.target) / self.width, -1, 1))
-        grows = (direction.fraction > 0.97) & (ratio > 0.1)
+        grows = starting & (direction.fraction > 0.97)
         return jnp.where(eta < 0.5, 0.5, jnp.where(grows, 2.0, slow)).astype(ratio.dtype)
 
 
