@@ -166,17 +166,26 @@ def test_a_signal_ends_a_sweep_and_the_next_one_goes_on(tmp_path, number):
     assert [r.status for r in runs] == ["finished"] * 2 and runs[0].meta["resumed"] == 1
 
 
-def test_a_signal_leaves_a_process_of_its_own_the_time_to_save():
-    slow = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); print(flush=True)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", slow + "; time.sleep(60)"], stdout=subprocess.PIPE
-    )
+SAVES = "signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
+DIES = "signal.signal(15, signal.SIG_DFL)"  # as after a second signal
+
+
+@pytest.mark.parametrize("listens, rest", [(SAVES, b"saved\n"), (DIES, b"")])
+def test_a_signal_leaves_a_process_of_its_own_the_time_to_save_and_ends_the_sweep(listens, rest):
+    program = f"import signal, sys, time; {listens}; print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     with process:
         process.stdout.readline()  # it listens
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-        assert sweep._wait(process) == 143
+        with pytest.raises(Interrupted) as caught:
+            sweep._wait(process)
+        assert caught.value.exit_code == 143 and process.stdout.read() == rest
+
+
+def test_a_process_that_a_signal_has_ended_ends_the_sweep():
+    program = "import os; os.kill(os.getpid(), 15)"
+    with pytest.raises(Interrupted, match="signal 15"):
+        sweep._wait(subprocess.Popen([sys.executable, "-c", program]))
 
 
 def test_a_process_of_its_own_makes_the_same_run(tmp_path):
