@@ -108,6 +108,49 @@ def test_gamma_is_halved_where_the_model_is_lowest_early():
     assert float(state.gamma) == pytest.approx(5e3)
 
 
+class Shifted(proxlin.Logistic):
+    """The same loss, of which nothing is known to be above zero."""
+
+    nonnegative = False
+
+
+@pytest.mark.parametrize("loss", [proxlin.Logistic(), Shifted()])
+def test_no_step_promises_more_than_twice_the_value(loss):
+    """All loss is in one example, curvature comes from others that are saturated."""
+    x, y = jnp.eye(8), jnp.zeros(8, int).at[1].set(1)
+    w = jnp.zeros((8, 2)).at[:, 0].set(30.0).at[1, 0].set(3.0)
+    rule = proxlin.StochasticTrustRegion(gamma=1e4)
+    opt = proxlin.prox_linear(lambda w, x: x @ w, loss, step=rule, curvature_size=4)
+    _, state = opt.update(None, opt.init(w), w, inputs=x, targets=y)
+    promised = float(state.rule.slope)
+    if loss.nonnegative:
+        assert promised == pytest.approx(2 * float(state.info.value))
+        assert float(state.gamma) > 5e3  # the model was lowest at the end
+    else:
+        assert promised > 100 * float(state.info.value) and float(state.eta) == 1
+
+
+def test_exact_steps_are_not_shortened():
+    """What an exact step on a parabola promises is at most twice the value: twice, if it fits."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 9)))
+    rule = proxlin.StochasticTrustRegion(gamma=1e8)
+    options = {"solver": proxlin.Cholesky(), "step": rule}
+    opt = proxlin.prox_linear(lambda w, x: x @ w, proxlin.Squared(), **options)
+    w = jnp.zeros((9, 1))
+    updates, state = opt.update(None, opt.init(w), w, inputs=x, targets=jnp.ones((4, 1)))
+    assert float(state.eta) == pytest.approx(1, rel=2e-3)  # to three digits
+    assert float(state.rule.slope) == pytest.approx(2 * float(state.info.value), rel=2e-3)
+    np.testing.assert_allclose(x @ updates, 1, rtol=2e-3)
+
+
+def test_nothing_to_gain_is_no_refusal():
+    w, x, y = 200 * jnp.eye(2), jnp.eye(2), jnp.array([0, 1])
+    opt = proxlin.auto(lambda w, x: x @ w, proxlin.Logistic())
+    updates, state = opt.update(None, opt.init(w), w, inputs=x, targets=y)
+    assert float(state.info.value) == 0 and int(state.refused) == 0
+    assert not updates.any()
+
+
 def test_gamma_stays_within_its_bounds():
     found = direction(gamma=1.0)
     rule = proxlin.StochasticTrustRegion(gamma=1.0, min_gamma=1.0, max_gamma=1.0)
@@ -213,6 +256,17 @@ def test_auto_trains_a_transformer():
     inputs = jax.nn.one_hot(text[..., :-1], 5, dtype=jnp.float32)
     (_, state), losses = steps(params, state, stats, inputs, text[..., 1:])
     assert float(losses[-5:].mean()) < 0.5 * float(losses[0])
+    assert int(state.refused) == 0
+
+
+def test_a_loss_that_vanishes_stays_away(digits):
+    """The curvature of a logistic loss goes with it, and gamma grows; hard examples are left."""
+    model = NETWORKS["mlp"]
+    opt = proxlin.auto(model.apply, proxlin.Logistic(), has_aux=True, init_aux=())
+    losses, state = train(opt, model, digits, 128, epochs=60)
+    by_epoch = losses.reshape(60, -1).mean(axis=1)
+    assert by_epoch[30:].max() < 1e-3
+    assert by_epoch[-1] < 1e-6
     assert int(state.refused) == 0
 
 

@@ -145,7 +145,13 @@ class NotFinite(proxlin.Squared):
         return jnp.sum(-jnp.log(outputs), axis=-1)
 
 
+class BelowZero(proxlin.Squared):
+    def value(self, outputs, targets):
+        return 0.5 * jnp.sum((outputs - targets) ** 2, axis=-1) - 10
+
+
 BROKEN_LOSSES = {
+    "value >= 0, as nonnegative says: violated by": BelowZero(),
     "grad against differences of value": WrongSign(),
     "convexity": NotConvex(),
     "B B^T u against hvp": WrongFactor(),

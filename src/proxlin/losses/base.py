@@ -46,11 +46,13 @@ class Loss(abc.ABC):
         differentiable: whether :meth:`grad` is a gradient and not only a subgradient.
         twice_differentiable: whether there is a Hessian factor.
         quadratic: whether the loss is its own second-order expansion.
+        nonnegative: whether no value is below zero.
     """
 
     differentiable: ClassVar[bool] = True
     twice_differentiable: ClassVar[bool] = True
     quadratic: ClassVar[bool] = False
+    nonnegative: ClassVar[bool] = False
 
     @property
     def has_conjugate(self) -> bool:

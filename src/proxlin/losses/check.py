@@ -14,8 +14,8 @@ from proxlin.losses.base import Loss
 def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | None = None) -> None:
     r"""Tests a loss against the identities that the library relies on.
 
-    At the outputs that are given and around them: the value is finite and concerns each example
-    alone; it is convex; the gradient is its derivative; the Hessian is positive semidefinite, the
+    At the outputs that are given and around them: the value is finite, concerns each example
+    alone, and is not negative where the loss says so; it is convex; the gradient is its derivative; the Hessian is positive semidefinite, the
     derivative of the gradient, and :math:`B B^\top`; :math:`\ell(f) + \ell^*(\alpha) \ge \langle f,
     \alpha \rangle`, with equality at the gradient; and :math:`\alpha =
     \operatorname{prox}_{\sigma \ell^*}(z)` satisfies :math:`\alpha \in \partial \ell((z - \alpha) /
@@ -91,6 +91,8 @@ class _Check:
         for name, part in (("first", slice(1)), ("last", slice(-1, None))):
             f, y = jax.tree.map(lambda leaf, part=part: leaf[part], (self.f, self.y))
             self.near(f"value of the {name} example alone", self.loss.value(f, y), value[part])
+        if self.loss.nonnegative:
+            self.least("value >= 0, as nonnegative says", value)
         u = self.draw()
         ends = self.loss.value(self.f + u, self.y) + self.loss.value(self.f - u, self.y)
         self.least("convexity, (l(f+u) + l(f-u))/2 >= l(f)", 0.5 * ends - value)

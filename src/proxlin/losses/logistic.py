@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ def simplex_indicator(mu: Outputs) -> PerExample:
 
 class ClassLoss(Loss):
     """A loss whose targets are integer labels ``(*n,)`` or distributions ``(*n, k)``."""
+
+    nonnegative: ClassVar[bool] = True
 
     def check(self, outputs: Any, targets: Any) -> None:
         """Targets are integer labels or have the shape of the outputs."""
@@ -136,6 +138,8 @@ class BinaryLogistic(Loss):
         >>> BinaryLogistic().grad(jnp.zeros((1, 2)), jnp.array([[0.0, 1.0]]))
         Array([[ 0.5, -0.5]], dtype=float32)
     """
+
+    nonnegative: ClassVar[bool] = True
 
     def check(self, outputs: Any, targets: Any) -> None:
         """Targets have the shape of the outputs."""

@@ -25,6 +25,7 @@ class Squared(Loss):
     """
 
     quadratic: ClassVar[bool] = True
+    nonnegative: ClassVar[bool] = True
 
     def check(self, outputs: Any, targets: Any) -> None:
         """Targets have the shape of the outputs."""

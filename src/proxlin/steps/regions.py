@@ -123,8 +123,13 @@ class StochasticTrustRegion(StepRule):
     Two things go faster. At the start, until the ratio falls to 0.1 for the first time, gamma
     doubles while the subproblem feels no curvature (its solution keeps 97 % of the gradient step's
     slope): this is how it leaves a first gamma that was much too small. And it is halved when the
-    convex model is lowest before the middle of the direction. The length of each step is that of
-    :class:`ModelStep`.
+    convex model is lowest before the middle of the direction.
+
+    The length of each step is that of :class:`ModelStep`, and where losses are not negative at most
+    that with :math:`\langle \nabla h_S(w), s \rangle \le 2 h_S(w)`. The way to the lowest point of a
+    parabola that is nowhere negative satisfies this, so that steps are shortened only where
+    curvature is missing: when few examples of a batch still have a loss, and the model is taken
+    from others.
 
     Costs one JVP, and one copy of the parameters in memory.
 
@@ -167,15 +172,16 @@ class StochasticTrustRegion(StepRule):
 
     def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Asks the gradient of this batch about the last step; one JVP."""
-        eta, info = best_on_model(direction)
+        lowest, info = best_on_model(direction)
+        eta = jnp.minimum(lowest, _furthest(direction))
         way = direction.displacement(eta)
         ratio, begun, left = self._ratio(direction, memory)
         starting = memory.starting & (ratio > 0.1)
-        gamma = direction.gamma * self._factor(direction, eta, ratio, starting)
+        gamma = direction.gamma * self._factor(direction, lowest, ratio, starting)
         gamma = jnp.clip(gamma, self.min_gamma, self.max_gamma)
         kept = SlopeMemory(way, eta * info.slope, begun, left, ratio, starting)
         kept = jax.tree.map(lambda new, old: new.astype(old.dtype), kept, memory)
-        return Step(eta, way, eta > 0, gamma, info, count(0), kept)
+        return Step(eta, way, lowest > 0, gamma, info, count(0), kept)
 
     def _ratio(self, direction: Direction, memory: SlopeMemory) -> tuple[Scalar, Scalar, Scalar]:
         """What is left of the slopes, and the two averages; before the first step all of it is."""
@@ -188,12 +194,20 @@ class StochasticTrustRegion(StepRule):
         return jnp.where(begun > 0, left / jnp.where(begun > 0, begun, one), one), begun, left
 
     def _factor(
-        self, direction: Direction, eta: Scalar, ratio: Scalar, starting: Bool[Array, ""]
+        self, direction: Direction, lowest: Scalar, ratio: Scalar, starting: Bool[Array, ""]
     ) -> Scalar:
         """The factor from one gamma to the next."""
         slow = jnp.exp(self.rate * jnp.clip((ratio - self.target) / self.width, -1, 1))
         grows = starting & (direction.fraction > 0.97)
-        return jnp.where(eta < 0.5, 0.5, jnp.where(grows, 2.0, slow)).astype(ratio.dtype)
+        return jnp.where(lowest < 0.5, 0.5, jnp.where(grows, 2.0, slow)).astype(ratio.dtype)
+
+
+def _furthest(direction: Direction) -> Scalar:
+    """The stepsize at which a slope promises twice the value, which is all there is to gain."""
+    slope = direction.info.slope
+    losses = jax.tree.leaves(direction.plin.loss)
+    bounded = (slope > 0) & all(loss.nonnegative for loss in losses)
+    return jnp.where(bounded, 2 * direction.value / jnp.where(bounded, slope, 1), jnp.inf)
 
 
 def _vanishes(d: Params) -> Bool[Array, ""]:
