@@ -15,11 +15,12 @@ def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | Non
     r"""Tests a loss against the identities that the library relies on.
 
     At the outputs that are given and around them: the value is finite, concerns each example
-    alone, and is not negative where the loss says so; it is convex; the gradient is its derivative; the Hessian is positive semidefinite, the
-    derivative of the gradient, and :math:`B B^\top`; :math:`\ell(f) + \ell^*(\alpha) \ge \langle f,
-    \alpha \rangle`, with equality at the gradient; and :math:`\alpha =
-    \operatorname{prox}_{\sigma \ell^*}(z)` satisfies :math:`\alpha \in \partial \ell((z - \alpha) /
-    \sigma)`. What a loss says it does not have (a Hessian, a conjugate) is left out.
+    alone, and is not negative where the loss says so; it is convex; the gradient is its
+    derivative; the Hessian is positive semidefinite, the derivative of the gradient, and :math:`B
+    B^\top`; :math:`\ell(f) + \ell^*(\alpha) \ge \langle f, \alpha \rangle`, with equality at the
+    gradient; and :math:`\alpha = \operatorname{prox}_{\sigma \ell^*}(z)` satisfies :math:`\alpha
+    \in \partial \ell((z - \alpha) / \sigma)`. What a loss says it does not have (a Hessian, a
+    conjugate) is left out.
 
     Args:
         loss: the loss.

@@ -126,8 +126,8 @@ class StochasticTrustRegion(StepRule):
     convex model is lowest before the middle of the direction.
 
     The length of each step is that of :class:`ModelStep`, and where losses are not negative at most
-    that with :math:`\langle \nabla h_S(w), s \rangle \le 2 h_S(w)`. The way to the lowest point of a
-    parabola that is nowhere negative satisfies this, so that steps are shortened only where
+    that with :math:`\langle \nabla h_S(w), s \rangle \le 2 h_S(w)`. The way to the lowest point of
+    a parabola that is nowhere negative satisfies this, so that steps are shortened only where
     curvature is missing: when few examples of a batch still have a loss, and the model is taken
     from others.
 

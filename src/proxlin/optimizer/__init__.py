@@ -1,0 +1,9 @@
+r"""Prox-linear methods as Optax transformations."""
+
+from proxlin.optimizer.methods import armijo_spl as armijo_spl
+from proxlin.optimizer.methods import auto as auto
+from proxlin.optimizer.methods import direction_as_gradient as direction_as_gradient
+from proxlin.optimizer.methods import prox_linear as prox_linear
+from proxlin.optimizer.methods import spl as spl
+from proxlin.optimizer.transformation import ProxLinearState as ProxLinearState
+from proxlin.optimizer.transformation import StepInfo as StepInfo
