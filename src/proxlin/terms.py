@@ -54,11 +54,7 @@ class Term:
     def __post_init__(self) -> None:
         if not callable(self.model):
             raise TypeError(f"model must be a function model(params, inputs), not {self.model!r}")
-        if not isinstance(self.loss, Loss):
-            raise TypeError(
-                f"loss must be a proxlin.Loss such as Logistic(), not {self.loss!r}; wrap a convex "
-                "function as FromFunction(fn)"
-            )
+        _loss(self.loss)
         if not isinstance(self.weight, int | float) or not 0 < self.weight < math.inf:
             raise ValueError(
                 f"Term(weight={self.weight!r}): give a positive number, and leave out terms of "
@@ -279,7 +275,17 @@ def make_terms(model: Model | Sum, loss: Loss | None) -> Term | Sum:
         return model
     if isinstance(model, Term):
         raise TypeError("one Term alone is not an objective; write Sum(term), or model, loss")
-    return Term(model, loss)  # type: ignore[arg-type] # which it refuses
+    return Term(model, _loss(loss))
+
+
+def _loss(given: Any) -> Loss:
+    """What was given, if it is a loss."""
+    if not isinstance(given, Loss):
+        raise TypeError(
+            f"loss must be a proxlin.Loss such as Logistic(), not {given!r}; wrap a convex "
+            "function as FromFunction(fn)"
+        )
+    return given
 
 
 def _join(batches: list[Batch]) -> Batch:

@@ -215,17 +215,16 @@ def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | Non
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """The exit code of a process; a signal ends the sweep too, after its time to save itself."""
+    code = None
     with Signals() as signals:
-        while True:
+        while code is None:
             try:
                 code = process.wait(timeout=0.2)
-                break
             except subprocess.TimeoutExpired:
                 if signals.received is not None:  # Ctrl-C reaches it too, and once is enough
                     if signals.received == signal.SIGTERM:
                         process.terminate()
                     code = process.wait()
-                    break
     # A process that got the signal twice is gone without a word of it in its record.
     if signals.received is not None or code in (-signal.SIGINT, -signal.SIGTERM):
         raise Interrupted(signals.received or -code)

@@ -133,11 +133,10 @@ def transformation(
         new, inner = then.update(way, state.then, params, **{"value": direction.value, **extra})
         new = jax.tree.map(lambda u, w: jnp.where(taken, u, 0).astype(w.dtype), new, params)
         kept = lambda x, old: jax.tree.map(lambda a, b: jnp.where(taken, a, b), x, old)
-        real = lambda x: x.astype(jnp.result_type(float))
         return new, ProxLinearState(
             taken=jnp.where(taken, optax.safe_increment(state.taken), state.taken),
-            gamma=jnp.where(direction.usable, real(step.gamma), state.gamma),
-            eta=real(eta),
+            gamma=jnp.where(direction.usable, _default(step.gamma), state.gamma),
+            eta=_default(eta),
             refused=state.refused + count(~taken),
             aux=kept(direction.info.aux, state.aux),
             info=_report(direction.value, step),
@@ -150,21 +149,13 @@ def transformation(
 
 
 def _report(value: Scalar, step: Step) -> StepInfo:
-    real = lambda x: x.astype(jnp.result_type(float))
-    info = step.info
-    return StepInfo(
-        value=real(value),
-        penalty=real(info.penalty),
-        slope=real(info.slope),
-        predicted=real(info.predicted),
-        gap=real(info.gap),
-        steps=info.steps,
-        residual=real(info.residual),
-        jvps=info.jvps,
-        vjps=info.vjps,
-        evaluations=step.evaluations,
-        status=info.status,
-    )
+    found = {**step.info._asdict(), "value": value, "evaluations": step.evaluations}
+    return StepInfo(*(_default(found[name]) for name in StepInfo._fields))
+
+
+def _default(x: Array) -> Array:
+    """A number in the default precision, whatever that of the parameters; counts as they are."""
+    return x.astype(jnp.result_type(float)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _check_unmasked(params: Params) -> None:

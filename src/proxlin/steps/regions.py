@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from proxlin.direction import Direction
 from proxlin.linearize import Params, algebra_dtype
+from proxlin.losses import each
 from proxlin.solvers.system import count, dot
 from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, rounding
 from proxlin.steps.searches import best_on_model
@@ -205,8 +206,8 @@ class StochasticTrustRegion(StepRule):
 def _furthest(direction: Direction) -> Scalar:
     """The stepsize at which a slope promises twice the value, which is all there is to gain."""
     slope = direction.info.slope
-    losses = jax.tree.leaves(direction.plin.loss)
-    bounded = (slope > 0) & all(loss.nonnegative for loss in losses)
+    nonnegative = each(lambda loss: loss.nonnegative, direction.plin.loss)
+    bounded = (slope > 0) & all(jax.tree.leaves(nonnegative))
     return jnp.where(bounded, 2 * direction.value / jnp.where(bounded, slope, 1), jnp.inf)
 
 
