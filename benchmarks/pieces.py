@@ -3,28 +3,31 @@
     python benchmarks/pieces.py [--task cifar10-convnet] [--steps 100] [--data-dir DATA]
 
 Each row changes one piece, and trains for the same number of steps on the same batches: test loss
-and accuracy, and the median seconds of a step over those of a gradient, timed in turn with it. Rows
-are by steps, so that other work on the machine changes the last column alone. A row that has run is
-written at once to ``benchmarks/results/pieces.jsonl`` and is not run again; the table is made from
-the rows.
+and accuracy, and the mean seconds of a step over the median of those of a gradient, timed in turn
+with it. Rows are by steps, so that other work on the machine changes that column alone. A row that
+has run is written at once to ``benchmarks/results/pieces.jsonl`` and is not run again; the table is
+made from the rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import statistics
 import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
+from time_to_target import gradient_seconds
 
 import proxlin
 from proxlin.bench import records, tasks
 from proxlin.bench.environment import environment
-from proxlin.bench.train import EVALUATION_BATCH, evaluator
+from proxlin.bench.train import EVALUATION_BATCH, State, evaluator
+from proxlin.solvers.system import add_scaled, scale
+from proxlin.subproblems import PartialLinearization, Scalar, Subsolution, vector_of
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 BATCH = 256
@@ -35,6 +38,23 @@ AUTO: dict[str, Any] = {
     "momentum": 0.9,
     "step": proxlin.StochasticTrustRegion(),
 }
+
+
+def warm_started(plin: PartialLinearization, gamma: Scalar, solver: proxlin.CG) -> Subsolution:
+    r"""Martens' warm start: from :math:`\mu d_{\text{last}}`, but with proximity to zero.
+
+    The linear term has the momentum :math:`\tfrac{\mu}{\gamma} P d_{\text{last}}`, which gives the
+    start; what is solved is the system of the way from there to the direction.
+    """
+    past = add_scaled(plin.linear_term, -1, plin.grad)
+    start = scale(gamma, plin.lift(past))
+    factor, lin = plin.factor(), plin.linearization
+    curved = lin.vjp(factor.mv(factor.rmv(lin.jvp(vector_of(start)))))
+    left = add_scaled(add_scaled(plin.grad, -1, past), -1, curved)
+    found = proxlin.primal_quadratic(dataclasses.replace(plin, source=left), gamma, solver)
+    return found._replace(d=add_scaled(start, 1, found.d), predicted=None)
+
+
 PIECES: dict[str, dict[str, Any]] = {
     "auto": {},
     "no metric": {"metric": proxlin.Euclidean()},
@@ -42,9 +62,12 @@ PIECES: dict[str, dict[str, Any]] = {
     "metric of Shampoo": {"metric": proxlin.Kronecker(root=4)},
     "no momentum": {"momentum": 0.0},
     "no curvature, CG(0)": {"solver": proxlin.CG(0)},
+    "curvature at every other step": {"every": 2},
+    "curvature at every fourth step": {"every": 4},
     "CG(1)": {"solver": proxlin.CG(1)},
     "CG(4)": {"solver": proxlin.CG(4)},
     "primal, CG(3)": {"subproblem": proxlin.primal_quadratic, "solver": proxlin.CG(3)},
+    "primal, CG(3) from the last step": {"subproblem": warm_started, "solver": proxlin.CG(3)},
     "curvature of 128 examples": {"curvature_size": 128},
     "curvature of 8 examples": {"curvature_size": 8},
     "gamma 0.3, model steps": {"step": proxlin.ModelStep(0.3)},
@@ -56,32 +79,21 @@ PIECES: dict[str, dict[str, Any]] = {
 
 
 def train(task: tasks.Task, options: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
-    model, loss = task.network.apply, task.loss
-    opt = proxlin.prox_linear(model, loss, has_aux=True, init_aux=(), **{**AUTO, **options})
-
-    @jax.jit
-    def step(params, state, inputs, targets):
-        batch = {"inputs": task.dataset.prepare(inputs), "targets": targets}
-        updates, state = opt.update(None, state, params, args=(state.aux,), **batch)
-        return optax.apply_updates(params, updates), state
-
-    @jax.jit
-    def gradient(params, stats, inputs, targets):
-        inputs = task.dataset.prepare(inputs)
-        return jax.grad(lambda w: jnp.mean(loss.value(model(w, inputs, stats)[0], targets)))(params)
-
+    """Trains with these pieces in the place of auto's; steps without curvature are ``CG(0)``."""
+    options = {**AUTO, **options}
+    every = options.pop("every", 1)
+    opt = optimizer(task, options)
+    rest = optimizer(task, {**options, "solver": proxlin.CG(0)}) if every > 1 else opt
+    runs = [stepper(task, opt), *[stepper(task, rest)] * (every - 1)]
     params, stats = task.init(seed)
     state = opt.init(params)._replace(aux=stats)
-    ratios = []
+    seconds, units = [], []
     for number, batch in zip(range(steps), batches(task, seed), strict=False):
         started = time.perf_counter()
-        params, state = jax.block_until_ready(step(params, state, *batch))
-        seconds = time.perf_counter() - started
-        if number % 10 == 1:  # the first step compiles
-            jax.block_until_ready(gradient(params, state.aux, *batch))
-            started = time.perf_counter()
-            jax.block_until_ready(gradient(params, state.aux, *batch))
-            ratios.append(seconds / (time.perf_counter() - started))
+        params, state = jax.block_until_ready(runs[number % every](params, state, *batch))
+        seconds.append(time.perf_counter() - started)
+        if number % 10 == 0:
+            units.append(gradient_seconds(task, State(params, state.aux, ()), batch))
     test = task.dataset.test.batches(EVALUATION_BATCH)
     test_loss, accuracy = evaluator(task)(params, state.aux, test)
     return {
@@ -89,8 +101,24 @@ def train(task: tasks.Task, options: dict[str, Any], steps: int, seed: int) -> d
         "accuracy": accuracy,
         "gamma": records.finite_or_none(float(state.gamma)),
         "refused": int(state.refused),
-        "gradients": statistics.median(ratios),
+        # without the steps and the gradient that compiled
+        "gradients": statistics.mean(seconds[every:]) / statistics.median(units[1:]),
     }
+
+
+def optimizer(task: tasks.Task, options: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
+    model, loss = task.network.apply, task.loss
+    return proxlin.prox_linear(model, loss, has_aux=True, init_aux=(), **options)
+
+
+def stepper(task: tasks.Task, opt: optax.GradientTransformationExtraArgs) -> Any:
+    @jax.jit
+    def step(params, state, inputs, targets):
+        batch = {"inputs": task.dataset.prepare(inputs), "targets": targets}
+        updates, state = opt.update(None, state, params, args=(state.aux,), **batch)
+        return optax.apply_updates(params, updates), state
+
+    return step
 
 
 def batches(task: tasks.Task, seed: int):

@@ -193,6 +193,13 @@ def seconds_to(row: Row, target: float) -> float:
     return math.inf if found is None else found
 
 
+def seconds_at_least(row: Row, target: float) -> float:
+    """The same, but what a run was given where it was stopped before the target."""
+    reached = seconds_to(row, target)
+    stopped = math.isinf(reached) and row["end"] == "cap"
+    return Point(*row["curve"][-1]).seconds if stopped else reached
+
+
 def caps_of(rows: Sequence[Row], targets: Sequence[float], cap: float = CAP) -> dict[float, float]:
     return {t: cap * min((seconds_to(row, t) for row in rows), default=math.inf) for t in targets}
 
@@ -264,6 +271,7 @@ def summary(rows: Sequence[Row], problem: Problem, method: str, target: float) -
         "setting": ", ".join(f"{key} {value:g}" for key, value in options.items()) or "default",
         "reached": f"{sum(map(math.isfinite, seconds))} of {len(seconds)}",
         "seconds": middle(seconds),
+        "at_least": middle([seconds_at_least(row, target) for row in by_seed]),
         "least": min(seconds, default=math.nan),
         "most": max(seconds, default=math.nan),
         "steps": middle([math.inf if n is None else n for n in steps]),
@@ -283,13 +291,18 @@ def table(rows: Sequence[Row], problem: Problem, target: float) -> str:
     found = [summary(rows, problem, method, target) for method in methods_run]
     ours = next((x["seconds"] for x in found if x["method"] == OURS), math.nan)
     for x in found:
-        both = math.isfinite(ours) and math.isfinite(x["seconds"])
         cells = [x["method"], x["setting"], x["reached"], _number(x["seconds"])]
         cells += [f"{_number(x['least'])} to {_number(x['most'])}", _number(x["steps"])]
         cells += [_number(x["gradients"]), f"{x['step']:.2f}"]
-        cells += [f"{ours / x['seconds']:.2f}" if both else ""]
+        cells += [_ratio(ours, x["seconds"], x["at_least"])]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _ratio(ours: float, seconds: float, at_least: float) -> str:
+    if not (math.isfinite(ours) and at_least > 0):
+        return ""
+    return f"{'' if seconds == at_least else '< '}{ours / at_least:.2f}"
 
 
 def _number(x: float) -> str:
@@ -301,7 +314,8 @@ def report(rows: Sequence[Row]) -> str:
     parts = [
         "Medians over the seeds of the best setting of each method, and the range; ∞ where the "
         "target was not reached by the cap of the run, or the run diverged. Gradients: the "
-        "seconds over those of one gradient of a batch, timed during the run."
+        "seconds over those of one gradient of a batch, timed during the run. Ours / it: the "
+        "ratio of the seconds; below what is written where the other was stopped first."
     ]
     for problem in PROBLEMS.values():
         mine = [row for row in rows if row["problem"] == problem.task]

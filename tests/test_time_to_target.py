@@ -28,6 +28,7 @@ def line(method="adam", seconds=(1.0, 2.0), seed=0, options=None, best=0.9, **mo
         "steps": [None if s is None else int(10 * s) for s in seconds],
         "seconds_per_step": 0.1,
         "gradient_seconds": 0.05,
+        "end": "diverged" if None in seconds else "reached",
         "curve": [[0, 0.0, 2.0, 0.1], [5, 1.0, 1.0, best]],
         **more,
     }
@@ -117,11 +118,23 @@ def test_failures_count_as_infinite():
     first = bench.table(rows, ACCURACY, 0.5)
     assert cells(first, "auto")[2:] == ["3 of 3", "3", "2 to 9", "30", "60", "2.00", "1.00"]
     assert cells(first, "adam")[2:] == ["2 of 3", "6", "4 to ∞", "60", "120", "2.00", "0.50"]
-    assert cells(first, "sgd")[2:] == ["1 of 3", "∞", "1 to ∞", "∞", "∞", "2.00", ""]
+    assert cells(first, "sgd")[2:] == ["1 of 3", "∞", "1 to ∞", "∞", "∞", "2.00", "0.00"]
     second = bench.table(rows, ACCURACY, 0.8)
     assert cells(second, "auto")[2:4] == ["0 of 3", "∞"]
     assert cells(second, "adam")[2:4] == ["3 of 3", "9"]
     assert cells(second, "adam")[-1] == ""
+
+
+def test_a_rival_that_was_stopped_bounds_the_ratio():
+    given = lambda seconds: {"end": "cap", "curve": [[0, 0.0, 2.0, 0.1], [5, seconds, 1.0, 0.4]]}
+    rows = [
+        *(line("auto", (3.0, 5.0), seed) for seed in range(3)),
+        *(line("adam", (None, None), i, **given(s)) for i, s in enumerate([4.0, 6.0, 8.0])),
+        *(line("sgd", (s, None), i, **given(8.0)) for i, s in enumerate([5.0, None, None])),
+    ]
+    assert cells(bench.table(rows, ACCURACY, 0.5), "adam")[3::5] == ["∞", "< 0.50"]
+    assert cells(bench.table(rows, ACCURACY, 0.5), "sgd")[3::5] == ["∞", "< 0.38"]
+    assert cells(bench.table(rows, ACCURACY, 0.8), "sgd")[3::5] == ["∞", "< 0.62"]
 
 
 def test_a_run_to_all_targets_replaces_that_of_the_grid():

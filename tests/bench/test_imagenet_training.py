@@ -32,7 +32,8 @@ def images(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "options"), [("spl", {"gamma": 0.1}), ("sgd", {"stepsize": 0.05})]
+    ("method", "options"),
+    [("spl", {"gamma": 0.1}), ("sgd", {"stepsize": 0.05}), ("auto", {})],
 )
 def test_real_steps(tmp_path, images, method, options):
     config = Config("imagenet-resnet18", method, options, batch_size=4, epochs=2, train_examples=4)

@@ -141,7 +141,7 @@ class Direction:
         """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
         if self.predicts:
             return self
-        curvature = self.plin.curvature(self.vector)
+        curvature = self.plin.curvature(self.plin.linearization.jvp(self.vector))
         predicted = self.plin.predicted(self.paired, self.gamma, curvature)
         info = self.info._replace(predicted=predicted, jvps=self.info.jvps + 1)
         return dataclasses.replace(self, info=info, predicts=True)

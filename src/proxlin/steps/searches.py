@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from proxlin.direction import Direction, Info
-from proxlin.linearize import Params
+from proxlin.linearize import Outputs, Params
 from proxlin.solvers.system import add_scaled, count, dot, select
 from proxlin.steps.rule import (
     ScalarOrSchedule,
@@ -160,13 +160,14 @@ class ModelStep(StepRule):
 
     def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Finds the root of the derivative by bisection, to three digits."""
-        eta, info = best_on_model(direction)
+        eta, info, _ = best_on_model(direction)
         return Step(eta, direction.displacement(eta), eta > 0, direction.gamma, info, count(0))
 
 
-def best_on_model(direction: Direction) -> tuple[Scalar, Info]:
-    """The stepsize of :class:`ModelStep`, and the report with the JVP that it cost."""
-    derivative = _model_derivative(direction)
+def best_on_model(direction: Direction) -> tuple[Scalar, Info, Outputs]:
+    """The stepsize of :class:`ModelStep`, the report with the JVP that it cost, and that JVP."""
+    change = direction.plin.linearization.jvp(direction.vector)
+    derivative = _model_derivative(direction, change)
     one = jnp.ones_like(direction.value)
 
     def halve(bounds: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
@@ -183,14 +184,13 @@ def best_on_model(direction: Direction) -> tuple[Scalar, Info]:
         (jnp.zeros_like(one), one),
     )
     eta = jnp.where(whole, one, low)
-    return eta, direction.info._replace(jvps=direction.info.jvps + 1)
+    return eta, direction.info._replace(jvps=direction.info.jvps + 1), change
 
 
-def _model_derivative(direction: Direction) -> Callable[[Scalar], Scalar]:
-    """The derivative in eta of the convex model along the direction."""
+def _model_derivative(direction: Direction, change: Outputs) -> Callable[[Scalar], Scalar]:
+    """The derivative in eta of the convex model along the direction, which changes outputs so."""
     plin, d = direction.plin, direction.vector
     outputs = plin.linearization.outputs
-    change = plin.linearization.jvp(d)
 
     def gain(eta: Scalar) -> Scalar:
         return dot(change, plin.pull(add_scaled(outputs, -eta, change)))

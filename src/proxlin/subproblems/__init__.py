@@ -57,7 +57,10 @@ def _check_loss(subproblem: Any, loss: Loss, solver: Any, regularizer: Regulariz
 def check_memory(
     subproblem: Any, solver: Any, regularizer: Regularizer, metric: Metric, momentum: float
 ) -> None:
-    """Raises unless a metric and momentum can be used with the rest."""
+    """Raises unless a metric and momentum can be used with the rest.
+
+    Subproblems of the user's own find both in the convex model, and are not looked into.
+    """
     if not isinstance(metric, Metric):
         raise TypeError(f"metric must be one such as Kronecker() or Euclidean(), not {metric!r}")
     if not 0 <= momentum < 1:
@@ -66,8 +69,8 @@ def check_memory(
     if not curved and momentum == 0:
         return
     what = f"{metric}" if curved else f"momentum={momentum}"
-    quadratic = getattr(subproblem, "func", subproblem) in (dual_quadratic, primal_quadratic)
-    if not quadratic or not isinstance(regularizer, Zero):
+    convex = getattr(subproblem, "func", subproblem) in (dual_convex, primal_convex)
+    if convex or not isinstance(regularizer, Zero):
         raise TypeError(
             f"{what} works with subproblem=dual_quadratic or primal_quadratic and without "
             f"regularizer, not with {subproblem} and {regularizer}"

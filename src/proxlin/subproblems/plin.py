@@ -98,9 +98,9 @@ class PartialLinearization:
             preimage=None if any(v is None for v in preimages) else preimages,
         )
 
-    def curvature(self, d: Params) -> Scalar:
-        r""":math:`\langle d, G d \rangle` for the Gauss-Newton matrix :math:`G`; one JVP."""
-        root = self.factor().rmv(self.linearization.jvp(d))
+    def curvature(self, change: Outputs) -> Scalar:
+        r""":math:`\langle d, G d \rangle`, by the Gauss-Newton matrix :math:`G`, of :math:`J d`."""
+        root = self.factor().rmv(change)
         return dot(root, root)
 
     def predicted(self, d: Vector, gamma: Scalar, curvature: Scalar) -> Scalar:
