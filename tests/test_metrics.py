@@ -222,7 +222,7 @@ def test_roots_are_kept_between_their_steps():
     roots = []
     for step in range(6):
         state = metric.update(state, (step + 1.0) * grad, jnp.asarray(step))
-        roots.append(float(state.roots[0][0, 0, 0, 0]))
+        roots.append(float(state.roots[0][0, 0, 0]))
     assert roots[0] == roots[1] == roots[2] != roots[3] == roots[4] == roots[5]
 
 

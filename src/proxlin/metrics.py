@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +19,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from proxlin.linearize import Params, algebra_dtype
 from proxlin.solvers.system import count
 
-Blocks = Float[Array, "down across rows columns"]
+Matrix = Float[Array, "rows columns"]
+Blocks = Float[Array, "blocks n columns"]
 Inverse = Callable[[Params], Params]
 _NEWTON_STEPS = 40  # each makes small eigenvalues more than twice as large
 
@@ -106,8 +106,8 @@ class KroneckerState(NamedTuple):
     r"""What :class:`Kronecker` has learnt.
 
     Attributes:
-        moments: for each matrix, the averages of :math:`G G^\top` and :math:`G^\top G` of all its
-            blocks; for each vector, those of its squares.
+        moments: for each matrix, the averages of the blocks of :math:`G G^\top` and of those of
+            :math:`G^\top G`; for each vector, those of its squares.
         roots: the inverse roots of the former and of the latter, as they were last computed.
     """
 
@@ -128,14 +128,14 @@ class Kronecker(Metric):
     Singer, 2018).
 
     A gradient :math:`G` is a matrix whose columns are the outputs of a layer: kernels of
-    convolutions have as many rows as pixels times inputs. Matrices are split into blocks, each
-    with its own :math:`L` and :math:`R`; vectors, such as biases, keep the diagonal alone. The
+    convolutions have as many rows as pixels times inputs. Of :math:`L` and :math:`R` diagonal
+    blocks are kept, as equal in size as can be; of vectors, such as biases, the diagonal alone. The
     factor :math:`c` of each leaf makes the preconditioned linear term of the subproblem as long as
     it was before, so that gamma has the scale it has without a metric.
 
     Attributes:
         decay: :math:`\beta`.
-        block_size: the most rows or columns of a block.
+        block_size: the most rows of a block.
         every: how many steps the roots are kept.
         root: :math:`q`, 2 or 4.
         epsilon: what is added to the diagonals of :math:`L` and :math:`R`, relative to their norms.
@@ -192,12 +192,12 @@ class Kronecker(Metric):
 
 
 def second_moments(g: Array, block_size: int) -> Any:
-    r""":math:`G G^\top` and :math:`G^\top G` of the blocks of a matrix; the squares of a vector."""
+    r"""Diagonal blocks of :math:`G G^\top` and :math:`G^\top G`; the squares of a vector."""
     if g.ndim < 2:
         return g * g
-    blocks = _split(g, block_size)
-    transposed = blocks.swapaxes(-1, -2)
-    return blocks @ transposed, transposed @ blocks
+    matrix = _matrix(g)
+    blocks = _split(matrix, block_size), _split(matrix.T, block_size)
+    return tuple(x @ x.swapaxes(-1, -2) for x in blocks)
 
 
 def inverse_roots(g: Array, moments: Any, root: int, epsilon: float) -> Any:
@@ -209,11 +209,16 @@ def inverse_roots(g: Array, moments: Any, root: int, epsilon: float) -> Any:
 
 
 def precondition(x: Array, roots: Any, block_size: int) -> Array:
-    """A matrix times its roots from both sides, block by block; a vector times its own."""
+    """A matrix times its roots from both sides; a vector times its own."""
     if x.ndim < 2:
         return x * roots
     left, right = roots
-    return _join(left @ _split(x, block_size) @ right, x.shape)
+
+    def times(root: Blocks, matrix: Matrix) -> Matrix:
+        product = root @ _split(matrix, block_size)
+        return product.reshape(-1, matrix.shape[1])[: matrix.shape[0]]
+
+    return times(right, times(left, _matrix(x)).T).T.reshape(x.shape)
 
 
 def _inverse_root(
@@ -261,25 +266,17 @@ def _ratio(x: Array, y: Array) -> Float[Array, ""]:
     return jnp.where(vanishes, 1, jnp.linalg.norm(x.ravel()) / jnp.where(vanishes, 1, length))
 
 
-def _split(x: Array, block_size: int) -> Blocks:
-    """A matrix in blocks of equal size, with zeros where they reach beyond it."""
-    matrix = x.reshape(-1, x.shape[-1])
-    (down, rows), (across, columns) = (_divide(n, block_size) for n in matrix.shape)
-    beyond = [(0, down * rows - matrix.shape[0]), (0, across * columns - matrix.shape[1])]
-    return jnp.pad(matrix, beyond).reshape(down, rows, across, columns).swapaxes(1, 2)
+def _matrix(x: Array) -> Matrix:
+    return x.reshape(-1, x.shape[-1])
 
 
-def _join(blocks: Blocks, shape: tuple[int, ...]) -> Array:
-    """The matrix of these blocks, in its shape before :func:`_split`."""
-    down, across, rows, columns = blocks.shape
-    matrix = blocks.swapaxes(1, 2).reshape(down * rows, across * columns)
-    return matrix[: math.prod(shape[:-1]), : shape[-1]].reshape(shape)
-
-
-def _divide(n: int, block_size: int) -> tuple[int, int]:
-    """How many blocks, and their size: as equal as can be."""
-    count = -(-n // block_size)
-    return count, -(-n // count)
+def _split(matrix: Matrix, block_size: int) -> Blocks:
+    """The rows in blocks of equal size, with zeros where they reach beyond the matrix."""
+    rows = matrix.shape[0]
+    blocks = -(-rows // block_size)
+    size = -(-rows // blocks)
+    padded = jnp.pad(matrix, [(0, blocks * size - rows), (0, 0)])
+    return padded.reshape(blocks, size, -1)
 
 
 def _zeros(params: Params) -> Params:

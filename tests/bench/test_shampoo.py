@@ -64,14 +64,18 @@ def preconditioned(past, known, block_size, decay):
     if g.ndim < 2:
         return g * power(average([x * x for x in past], decay), -1 / 2)
     matrices = [x.reshape(-1, x.shape[-1]) for x in past]
-    u = np.zeros_like(matrices[-1])
-    for rows in pieces(u.shape[0], block_size):
-        for columns in pieces(u.shape[1], block_size):
-            blocks = [x[rows, columns] for x in matrices]
-            left = average([x @ x.T for x in blocks[:known]], decay)
-            right = average([x.T @ x for x in blocks[:known]], decay)
-            u[rows, columns] = root(left) @ blocks[-1] @ root(right)
+    left = average([x @ x.T for x in matrices[:known]], decay)
+    right = average([x.T @ x for x in matrices[:known]], decay)
+    u = blocks_root(left, block_size) @ matrices[-1] @ blocks_root(right, block_size)
     return u.reshape(g.shape)
+
+
+def blocks_root(matrix, block_size):
+    """The root of the diagonal blocks, and nothing beside them."""
+    found = np.zeros_like(matrix)
+    for rows in pieces(len(matrix), block_size):
+        found[rows, rows] = root(matrix[rows, rows])
+    return found
 
 
 def reference(grads, stepsize, momentum, block_size, root_every, decay, graft):

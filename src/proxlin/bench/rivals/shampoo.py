@@ -21,7 +21,7 @@ class ShampooState(NamedTuple):
 
     Attributes:
         taken: steps taken so far.
-        moments: for each matrix, :math:`L` and :math:`R` of all its blocks; for each vector, its
+        moments: for each matrix, the blocks of :math:`L` and :math:`R`; for each vector, its
             squares.
         roots: for each matrix, :math:`L^{-1/4}` and :math:`R^{-1/4}` as they were last computed.
             Those of vectors are cheap and computed anew at each step.
@@ -49,14 +49,14 @@ def shampoo(
         U = L^{-1/4} G R^{-1/4}
 
     for each gradient :math:`G` as a matrix, whose columns are the outputs of a layer: kernels of
-    convolutions have as many rows as pixels times inputs. Matrices are split into blocks, each
-    with its own :math:`L` and :math:`R`. Vectors, such as biases, get AdaGrad: their
-    :math:`L^{-1/2}` with :math:`L` reduced to its diagonal.
+    convolutions have as many rows as pixels times inputs. Of :math:`L` and :math:`R` diagonal
+    blocks are kept. Vectors, such as biases, get AdaGrad: their :math:`L^{-1/2}` with :math:`L`
+    reduced to its diagonal.
 
     Args:
         stepsize: the step along the preconditioned gradients.
         momentum: of the heavy ball that they are added to.
-        block_size: the most rows or columns of a block.
+        block_size: the most rows of a block.
         root_every: how many steps the roots are kept.
         decay: of an exponential moving average in the place of the sums; None for sums.
         epsilon: what is added to :math:`L` and :math:`R`, relative to their norms.
