@@ -73,6 +73,7 @@ PIECES: dict[str, dict[str, Any]] = {
     "gamma 0.3, model steps": {"step": proxlin.ModelStep(0.3)},
     "gamma 0.3, full steps": {"step": proxlin.Fixed(0.3)},
     "gamma by the decrease of the batch": {"step": proxlin.TrustRegion(0.3)},
+    "gamma for the lowest point of lines": {"step": proxlin.StochasticTrustRegion(target=0.0)},
     "first gamma 1e-6": {"step": proxlin.StochasticTrustRegion(1e-6)},
     "first gamma 100": {"step": proxlin.StochasticTrustRegion(100.0)},
 }

@@ -191,7 +191,7 @@ def lbfgs(task: Task, *, memory: int = 10) -> Trainer:
 
 
 def shampoo(task: Task, *, stepsize: float = 0.1, block_size: int = 256) -> Trainer:
-    """Shampoo with blocked preconditioners and momentum 0.9."""
+    """Shampoo with factors in diagonal blocks and momentum 0.9."""
     return _optax(task, shampoo_of(stepsize, block_size=block_size))
 
 
