@@ -281,13 +281,13 @@ def summary(rows: Sequence[Row], problem: Problem, method: str, target: float) -
 
 
 def table(rows: Sequence[Row], problem: Problem, target: float) -> str:
-    """One problem and target, the methods in the order in which they were run."""
+    """One problem and target, ours first and the others in the order in which they were run."""
     lines = [
         "| method | best setting | reached | seconds | range | steps | gradients | a step "
         "| ours / it |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    methods_run = dict.fromkeys(row["method"] for row in rows)
+    methods_run = sorted(dict.fromkeys(row["method"] for row in rows), key=lambda x: x != OURS)
     found = [summary(rows, problem, method, target) for method in methods_run]
     ours = next((x["seconds"] for x in found if x["method"] == OURS), math.nan)
     for x in found:

@@ -125,6 +125,12 @@ def test_failures_count_as_infinite():
     assert cells(second, "adam")[-1] == ""
 
 
+def test_ours_comes_first():
+    text = bench.table([line("sgd"), line("adam"), line("auto")], ACCURACY, 0.5)
+    first = [row.split("|")[1].strip() for row in text.splitlines()[2:]]
+    assert first == ["auto", "sgd", "adam"]
+
+
 def test_a_rival_that_was_stopped_bounds_the_ratio():
     given = lambda seconds: {"end": "cap", "curve": [[0, 0.0, 2.0, 0.1], [5, seconds, 1.0, 0.4]]}
     rows = [
