@@ -167,6 +167,7 @@ def test_gamma_stays_within_its_bounds():
         (dict(gamma=-1.0), ValueError, "gamma=-1.0.: give a positive number"),
         (dict(rate=0.0), ValueError, "rate=0.0.: give a positive number"),
         (dict(decay=1.0), ValueError, "give a number between 0 and 1"),
+        (dict(target=np.inf), ValueError, "needs a finite target"),
         (dict(min_gamma=2.0, max_gamma=1.0), ValueError, "min_gamma <= max_gamma"),
     ],
 )

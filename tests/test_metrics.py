@@ -1,5 +1,6 @@
 """The proximity term in another metric and around the last step."""
 
+import dataclasses
 import functools
 
 import jax
@@ -84,6 +85,36 @@ def test_the_direction_is_that_of_dense_algebra(name, subproblem, metric, moment
         assert relative_error(flat(got.memory.momentum), p @ want) < 1e-8
     predicted = got.with_prediction().info.predicted
     np.testing.assert_allclose(predicted, 0.5 * linear @ want, rtol=1e-7)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_a_subproblem_of_ones_own_finds_metric_and_momentum(metric):
+    params, inputs, targets = problem("logistic", jnp.float64)
+    make = functools.partial(
+        Oracle, network, proxlin.Logistic(), metric=metric, momentum=MOMENTUM, solver=proxlin.CG(3)
+    )
+    memory = Memory(learnt(metric, params), jax.tree.map(jnp.sin, params))
+
+    def own(plin, gamma, solver):
+        return proxlin.dual_quadratic(plin, gamma, solver)
+
+    got, want = (
+        oracle.direction(params, inputs, targets, (), GAMMA, None, memory, TAKEN).d
+        for oracle in (make(subproblem=own), make())
+    )
+    np.testing.assert_array_equal(flat(got), flat(want))
+
+
+def test_a_subproblem_of_ones_own_that_forgets_the_metric():
+    params, inputs, targets = problem("logistic", jnp.float64)
+    forgetful = lambda plin, gamma, solver: proxlin.dual_quadratic(
+        dataclasses.replace(plin, inverse=None), gamma, solver
+    )
+    opt = proxlin.prox_linear(
+        network, proxlin.Logistic(), subproblem=forgetful, metric=proxlin.Diagonal()
+    )
+    with pytest.raises(TypeError, match="not in the metric Diagonal"):
+        opt.update(None, opt.init(params), params, inputs=inputs, targets=targets)
 
 
 def test_a_direct_solver_takes_momentum_too():

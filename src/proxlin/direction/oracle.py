@@ -19,7 +19,7 @@ from proxlin.losses import Loss, weighted_grad, weighted_value
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
-from proxlin.solvers.system import add_scaled, count, dot, scale, select
+from proxlin.solvers.system import Pair, add_scaled, count, dot, scale, select
 from proxlin.subproblems import (
     PartialLinearization,
     Scalar,
@@ -136,6 +136,11 @@ class Oracle:
         )
         plin, learnt = self._with_memory(plin, gamma, memory, count(taken))
         solved = self.subproblem(plin, gamma, self.solver)
+        if plin.inverse is not None and not isinstance(solved.d, Pair):
+            raise TypeError(
+                f"{self.subproblem} returned a direction that is not in the metric {self.metric}: "
+                "it must be made of plin.lift(covector)"
+            )
         if self.momentum:
             plin, solved = _descending(plin, gamma, solved)
 

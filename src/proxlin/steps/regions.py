@@ -3,6 +3,7 @@ r"""Rules that adapt gamma: to the decrease of the batch, or to the slope of the
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -163,8 +164,8 @@ class StochasticTrustRegion(StepRule):
             raise TypeError(f"{type(self).__name__} adapts gamma itself: give a first number")
         check_positive(self, "gamma", "width", "rate", "min_gamma", "max_gamma")
         check_fraction(self, "decay")
-        if self.min_gamma > self.max_gamma:
-            raise ValueError(f"{self}: needs min_gamma <= max_gamma")
+        if not math.isfinite(self.target) or self.min_gamma > self.max_gamma:
+            raise ValueError(f"{self}: needs a finite target and min_gamma <= max_gamma")
 
     def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
         """The gamma carried on."""

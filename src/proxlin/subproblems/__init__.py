@@ -59,7 +59,8 @@ def check_memory(
 ) -> None:
     """Raises unless a metric and momentum can be used with the rest.
 
-    Subproblems of the user's own find both in the convex model, and are not looked into.
+    Subproblems of the user's own are not looked into: they find the momentum in
+    ``plin.linear_term``, and that they are in the metric is checked of what they return.
     """
     if not isinstance(metric, Metric):
         raise TypeError(f"metric must be one such as Kronecker() or Euclidean(), not {metric!r}")

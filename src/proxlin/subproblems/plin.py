@@ -99,7 +99,7 @@ class PartialLinearization:
         )
 
     def curvature(self, change: Outputs) -> Scalar:
-        r""":math:`\langle d, G d \rangle`, by the Gauss-Newton matrix :math:`G`, of :math:`J d`."""
+        r"""From :math:`J d`: :math:`\langle d, G d \rangle`, :math:`G` the Gauss-Newton matrix."""
         root = self.factor().rmv(change)
         return dot(root, root)
 
