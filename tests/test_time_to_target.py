@@ -11,6 +11,7 @@ import pytest
 from benchmarks import time_to_target as bench
 from benchmarks.time_to_target import Point, Problem
 from proxlin.bench import tasks
+from proxlin.bench.train import evaluator
 
 ACCURACY = Problem("digits-mlp", 128, (0.5, 0.8), every=5)
 LOSS = Problem("digits-mlp", 128, (2.0, 1.0), score="loss")
@@ -209,3 +210,13 @@ def test_a_run_gives_up_after_its_epochs():
         row = bench.train(problem, task, "adam", {"stepsize": 1e-9}, 0, {0.5: math.inf})
     assert (row["end"], row["seconds"]) == ("epochs", [None])
     assert [point.step for point in row["curve"]] == [0, 5, 10]
+
+
+def test_a_problem_may_look_at_the_first_test_examples_only():
+    task = tasks.load("digits-mlp")
+    problem = ACCURACY._replace(epochs=1, every=100, examples=7)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        row = bench.train(problem, task, "adam", {"stepsize": 1e-9}, 0, {0.5: math.inf})
+        found = evaluator(task)(*task.init(0), task.dataset.test.batches(7, 7))
+    (point,) = row["curve"]
+    assert (point.loss, point.accuracy) == pytest.approx(found)
