@@ -267,15 +267,17 @@ def summary(rows: Sequence[Row], problem: Problem, method: str, target: float) -
     seconds = [seconds_to(row, target) for row in by_seed]
     unit = [row["gradient_seconds"] for row in by_seed]
     steps = [dict(zip(row["targets"], row["steps"], strict=True))[target] for row in by_seed]
-    middle = lambda values: statistics.median(values) if values else math.nan
+    middle = statistics.median
+    reached = middle(seconds)
+    given = middle([seconds_at_least(row, target) for row in by_seed])
     return {
         "method": method,
         "setting": ", ".join(f"{key} {value:g}" for key, value in options.items()) or "default",
         "reached": f"{sum(map(math.isfinite, seconds))} of {len(seconds)}",
-        "seconds": middle(seconds),
-        "at_least": middle([seconds_at_least(row, target) for row in by_seed]),
-        "least": min(seconds, default=math.nan),
-        "most": max(seconds, default=math.nan),
+        "seconds": reached,
+        "at_least": reached if math.isfinite(reached) else given,
+        "least": min(seconds),
+        "most": max(seconds),
         "steps": middle([math.inf if n is None else n for n in steps]),
         "gradients": middle([t / g for t, g in zip(seconds, unit, strict=True)]),
         "step": middle([r["seconds_per_step"] / r["gradient_seconds"] for r in by_seed]),
@@ -289,8 +291,10 @@ def table(rows: Sequence[Row], problem: Problem, target: float) -> str:
         "| ours / it |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    methods_run = sorted(dict.fromkeys(row["method"] for row in rows), key=lambda x: x != OURS)
-    found = [summary(rows, problem, method, target) for method in methods_run]
+    best = {row["method"]: best_setting(rows, problem, row["method"]) for row in rows}
+    asked = [(row["method"], row["options"]) for row in rows if target in row["targets"]]
+    names = sorted((x for x in best if (x, best[x]) in asked), key=lambda x: x != OURS)
+    found = [summary(rows, problem, method, target) for method in names]
     ours = next((x["seconds"] for x in found if x["method"] == OURS), math.nan)
     for x in found:
         cells = [x["method"], x["setting"], x["reached"], _number(x["seconds"])]
@@ -321,7 +325,8 @@ def report(rows: Sequence[Row]) -> str:
     ]
     for problem in PROBLEMS.values():
         mine = [row for row in rows if row["problem"] == problem.task]
-        for target in problem.targets if mine else ():
+        asked = {target for row in mine for target in row["targets"]}
+        for target in filter(asked.__contains__, problem.targets):
             title = f"## {problem.task}, batch {problem.batch}: test {problem.score} {target:g}"
             title += f", of {problem.examples} examples" if problem.examples else ""
             parts += [title, table(mine, problem, target)]

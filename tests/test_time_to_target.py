@@ -138,10 +138,24 @@ def test_a_rival_that_was_stopped_bounds_the_ratio():
         *(line("auto", (3.0, 5.0), seed) for seed in range(3)),
         *(line("adam", (None, None), i, **given(s)) for i, s in enumerate([4.0, 6.0, 8.0])),
         *(line("sgd", (s, None), i, **given(8.0)) for i, s in enumerate([5.0, None, None])),
+        *(line("muon", (s, None), i, **given(5.0)) for i, s in enumerate([5.0, 6.0, None])),
     ]
     assert cells(bench.table(rows, ACCURACY, 0.5), "adam")[3::5] == ["∞", "< 0.50"]
     assert cells(bench.table(rows, ACCURACY, 0.5), "sgd")[3::5] == ["∞", "< 0.38"]
     assert cells(bench.table(rows, ACCURACY, 0.8), "sgd")[3::5] == ["∞", "< 0.62"]
+    # One failure of three is infinite, and leaves a median that needs no bound.
+    assert cells(bench.table(rows, ACCURACY, 0.5), "muon")[3::5] == ["6", "0.50"]
+
+
+def test_who_was_not_asked_for_a_target_is_not_in_its_table():
+    rows = [
+        line("auto"),
+        line("adam", (1.0,)),
+        line("sgd", (3.0, 4.0), options={"stepsize": 1}),
+        line("sgd", (2.0,), options={"stepsize": 2}),  # the best setting
+    ]
+    text = bench.table(rows, ACCURACY, 0.8)
+    assert cells(text, "auto") and "adam" not in text and "sgd" not in text
 
 
 def test_a_run_to_all_targets_replaces_that_of_the_grid():
