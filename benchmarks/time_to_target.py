@@ -338,14 +338,16 @@ def main() -> None:
     parser.add_argument("--problem", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", choices=methods.METHODS, default=list(GRIDS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--targets", type=int, help="the first so many of each problem only")
     parser.add_argument("--cap", type=float, default=CAP, help="times the best time so far")
     parser.add_argument("--data-dir", type=pathlib.Path)
     parser.add_argument("--table-only", action="store_true", help="make the tables, run nothing")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "time_to_target.jsonl")
     options = parser.parse_args()
     for name in () if options.table_only else options.problem:
-        task = tasks.load(name, options.data_dir)
-        race(PROBLEMS[name], options.methods, options.seeds, options.output, task, options.cap)
+        task, problem = tasks.load(name, options.data_dir), PROBLEMS[name]
+        problem = problem._replace(targets=problem.targets[: options.targets])
+        race(problem, options.methods, options.seeds, options.output, task, options.cap)
     text = report(list(records.lines(options.output)))
     options.output.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
