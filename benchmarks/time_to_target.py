@@ -206,6 +206,15 @@ def caps_of(rows: Sequence[Row], targets: Sequence[float], cap: float = CAP) -> 
     return {t: cap * min((seconds_to(row, t) for row in rows), default=math.inf) for t in targets}
 
 
+def answers(row: Row, targets: Sequence[float], cap: float) -> bool:
+    """Whether a run leaves nothing to ask about these targets, perhaps on its way to others."""
+    count = len(targets)
+    if row["targets"][:count] != list(targets):
+        return False
+    reached = None not in row["seconds"][:count]
+    return reached or row["end"] != "cap" or row["cap"] >= cap
+
+
 def best_setting(rows: Sequence[Row], problem: Problem, method: str) -> Mapping[str, float]:
     """The options that reach the first target first, or else come nearest to it."""
     sign = -1 if problem.score == "accuracy" else 1
@@ -235,15 +244,15 @@ def race(
     def run(
         method: str, options: Mapping[str, float], seed: int, targets: list[float], cap: float
     ) -> None:
-        asked = {"method": method, "options": options, "seed": seed, "targets": targets}
-        done = [row for row in rows if all(row[key] == x for key, x in asked.items())]
-        if any(row["end"] != "cap" or row["cap"] >= cap for row in done):
+        asked = {"method": method, "options": options, "seed": seed}
+        same = [row for row in rows if all(row[key] == x for key, x in asked.items())]
+        if any(answers(row, targets, cap) for row in same):
             return
         load = machine()["load"]  # before this run adds to it
         row = train(problem, task, method, options, seed, caps_of(rows, targets, cap))
         rows.append({**row, "cap": cap, "environment": {**about, "load": load}})
         records.append_line(path, rows[-1])
-        print(problem.task, *asked.values(), row["end"], row["seconds"], flush=True)
+        print(problem.task, *asked.values(), targets, row["end"], row["seconds"], flush=True)
 
     grids = [GRIDS.get(name, [{}]) for name in names]
     for settings in itertools.zip_longest(*grids):  # all defaults come first
@@ -326,7 +335,7 @@ def report(rows: Sequence[Row]) -> str:
     for problem in PROBLEMS.values():
         mine = [row for row in rows if row["problem"] == problem.task]
         asked = {target for row in mine for target in row["targets"]}
-        for target in filter(asked.__contains__, problem.targets):
+        for target in (t for t in problem.targets if t in asked):
             title = f"## {problem.task}, batch {problem.batch}: test {problem.score} {target:g}"
             title += f", of {problem.examples} examples" if problem.examples else ""
             parts += [title, table(mine, problem, target)]

@@ -102,6 +102,23 @@ def test_if_none_reaches_it_the_best_setting_comes_nearest():
     assert bench.best_setting(rows, ACCURACY, "adam") == {"stepsize": 2}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "end", "targets", "cap", "answer"),
+    [
+        ((1.0, 2.0), "reached", [0.5, 0.8], 9.0, True),
+        ((1.0, 2.0), "reached", [0.5], 9.0, True),  # on the way to the second
+        ((1.0, None), "cap", [0.5], 9.0, True),
+        ((1.0, None), "cap", [0.5, 0.8], 9.0, False),  # it has more time now
+        ((1.0, None), "cap", [0.5, 0.8], 1.5, True),
+        ((None, None), "cap", [0.5], 9.0, False),
+        ((None, None), "diverged", [0.5], 9.0, True),
+        ((1.0,), "reached", [0.5, 0.8], 1.5, False),  # it was not asked for the second
+    ],
+)
+def test_a_run_is_not_run_again_for_what_it_has_answered(seconds, end, targets, cap, answer):
+    assert bench.answers(line(seconds=seconds, end=end, cap=1.5), targets, cap) == answer
+
+
 # ---- tables ------------------------------------------------------------------------------------
 
 
