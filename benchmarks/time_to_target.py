@@ -41,8 +41,8 @@ GRIDS: Mapping[str, Sequence[Mapping[str, float]]] = {
     OURS: [{}],
     "adam": [{"stepsize": s} for s in (1e-3, 3e-4, 2e-3, 3e-3)],
     "momentum": [{"stepsize": s} for s in (0.01, 0.03, 0.05, 0.1)],
-    "spl": [{"gamma": 1.0}],
-    "armijo-spl": [{"gamma": 1.0}],
+    "spl": [{"gamma": g} for g in (1.0, 0.1, 0.01)],
+    "armijo-spl": [{"gamma": g} for g in (1.0, 0.1, 0.01)],
     "muon": [{"stepsize": s} for s in (0.01, 0.003, 0.03)],
     "shampoo": [{"stepsize": s} for s in (0.1, 0.03, 0.3)],
 }  # the first setting of each is its default
