@@ -43,7 +43,7 @@ GRIDS: Mapping[str, Sequence[Mapping[str, float]]] = {
     "momentum": [{"stepsize": s} for s in (0.01, 0.03, 0.05, 0.1)],
     "spl": [{"gamma": g} for g in (1.0, 0.1, 0.01)],
     "armijo-spl": [{"gamma": g} for g in (1.0, 0.1, 0.01)],
-    "muon": [{"stepsize": s} for s in (0.01, 0.003, 0.03)],
+    "muon": [{"stepsize": s} for s in (0.01, 0.003, 0.03, 0.1)],
     "shampoo": [{"stepsize": s} for s in (0.1, 0.03, 0.3)],
 }  # the first setting of each is its default
 
