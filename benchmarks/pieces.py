@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from time_to_target import gradient_seconds
 
@@ -55,6 +56,29 @@ def warm_started(plin: PartialLinearization, gamma: Scalar, solver: proxlin.CG) 
     return found._replace(d=add_scaled(start, 1, found.d), predicted=None)
 
 
+@dataclasses.dataclass(frozen=True)
+class SampledLabels(proxlin.Logistic):
+    r"""Labels :math:`y_j \sim \mathrm{softmax}(f)` in the place of all classes.
+
+    :math:`E[(e_y - s)(e_y - s)^\top] = H`, so that the columns :math:`(e_{y_j} - s) / \sqrt{c}` for
+    :math:`j \le c` are an unbiased factor: the dual has :math:`m c` variables, not :math:`m k`.
+    """
+
+    labels: int = 1
+
+    def hessian_factor(self, outputs: Any, targets: Any) -> proxlin.Factor:
+        """The same labels whenever the outputs are the same, as they are within a step."""
+        bits = jax.lax.bitcast_convert_type(jnp.sum(outputs), jnp.uint32)
+        shape = (self.labels, *outputs.shape[:-1])
+        drawn = jax.random.categorical(jax.random.key(bits), outputs, shape=shape)
+        one_hot = jax.nn.one_hot(drawn, outputs.shape[-1], dtype=outputs.dtype)
+        b = (one_hot - jax.nn.softmax(outputs)) / self.labels**0.5
+        return proxlin.Factor(
+            mv=lambda u: jnp.einsum("c...k,...c->...k", b, u),
+            rmv=lambda v: jnp.einsum("c...k,...k->...c", b, v),
+        )
+
+
 PIECES: dict[str, dict[str, Any]] = {
     "auto": {},
     "no metric": {"metric": proxlin.Euclidean()},
@@ -70,6 +94,8 @@ PIECES: dict[str, dict[str, Any]] = {
     "primal, CG(3) from the last step": {"subproblem": warm_started, "solver": proxlin.CG(3)},
     "curvature of 128 examples": {"curvature_size": 128},
     "curvature of 8 examples": {"curvature_size": 8},
+    "1 sampled label": {"loss": SampledLabels(labels=1)},
+    "4 sampled labels": {"loss": SampledLabels(labels=4)},
     "gamma 0.3, model steps": {"step": proxlin.ModelStep(0.3)},
     "gamma 0.3, full steps": {"step": proxlin.Fixed(0.3)},
     "gamma by the decrease of the batch": {"step": proxlin.TrustRegion(0.3)},
@@ -108,8 +134,8 @@ def train(task: tasks.Task, options: dict[str, Any], steps: int, seed: int) -> d
 
 
 def optimizer(task: tasks.Task, options: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
-    model, loss = task.network.apply, task.loss
-    return proxlin.prox_linear(model, loss, has_aux=True, init_aux=(), **options)
+    options = {"loss": task.loss, **options}
+    return proxlin.prox_linear(task.network.apply, has_aux=True, init_aux=(), **options)
 
 
 def stepper(task: tasks.Task, opt: optax.GradientTransformationExtraArgs) -> Any:
