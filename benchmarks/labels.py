@@ -91,7 +91,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "labels.json")
     options = parser.parse_args()
-    about = {**environment(), "seed": 0, "data": "normal inputs of CIFAR-10's shape"}
+    about = {key: x for key, x in environment().items() if key != "command"}
+    about |= {"seed": 0, "data": "normal inputs of CIFAR-10's shape"}
     rows = [measure(classes, options.repeats) for classes in options.classes]
     record = {"environment": about, "repeats": options.repeats, "rows": rows}
     options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
