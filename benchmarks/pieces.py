@@ -68,11 +68,11 @@ class SampledLabels(proxlin.Logistic):
 
     def hessian_factor(self, outputs: Any, targets: Any) -> proxlin.Factor:
         """The same labels whenever the outputs are the same, as they are within a step."""
-        bits = jax.lax.bitcast_convert_type(jnp.sum(outputs), jnp.uint32)
+        bits = jnp.sum(outputs).astype(jnp.float32).view(jnp.uint32)
         shape = (self.labels, *outputs.shape[:-1])
         drawn = jax.random.categorical(jax.random.key(bits), outputs, shape=shape)
         one_hot = jax.nn.one_hot(drawn, outputs.shape[-1], dtype=outputs.dtype)
-        b = (one_hot - jax.nn.softmax(outputs)) / self.labels**0.5
+        b = (one_hot - jax.nn.softmax(outputs)[None]) / self.labels**0.5
         return proxlin.Factor(
             mv=lambda u: jnp.einsum("c...k,...c->...k", b, u),
             rmv=lambda v: jnp.einsum("c...k,...k->...c", b, v),

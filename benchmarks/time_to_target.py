@@ -271,7 +271,8 @@ def summary(rows: Sequence[Row], problem: Problem, method: str, target: float) -
     """The best setting of a method over its seeds; a median of failures is infinite."""
     options = best_setting(rows, problem, method)
     mine = [row for row in rows if (row["method"], row["options"]) == (method, options)]
-    # the newest of each seed: the first one of seed 0 ended at the first target
+    # The newest of each seed, but none whose lower cap has ended it sooner than another.
+    mine.sort(key=lambda row: row["cap"])
     by_seed = {row["seed"]: row for row in mine if target in row["targets"]}.values()
     seconds = [seconds_to(row, target) for row in by_seed]
     unit = [row["gradient_seconds"] for row in by_seed]

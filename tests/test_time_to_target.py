@@ -31,6 +31,7 @@ def line(method="adam", seconds=(1.0, 2.0), seed=0, options=None, best=0.9, **mo
         "gradient_seconds": 0.05,
         "end": "diverged" if None in seconds else "reached",
         "curve": [[0, 0.0, 2.0, 0.1], [5, 1.0, 1.0, best]],
+        "cap": 1.5,
         **more,
     }
 
@@ -179,6 +180,12 @@ def test_a_run_to_all_targets_replaces_that_of_the_grid():
     rows = [line("auto", (2.0,)), line("auto", (3.0, 5.0))]
     text = bench.table(rows, ACCURACY, 0.5)
     assert cells(text, "auto")[2:5] == ["1 of 1", "3", "3 to 3"]
+
+
+def test_a_run_that_a_lower_cap_has_ended_does_not_replace_another():
+    rows = [line("auto", (2.0,), cap=2.5), line("auto", (None, None), end="cap")]
+    assert cells(bench.table(rows, ACCURACY, 0.5), "auto")[2:4] == ["1 of 1", "2"]
+    assert cells(bench.table(rows, ACCURACY, 0.8), "auto")[2:4] == ["0 of 1", "∞"]
 
 
 # ---- all of it ---------------------------------------------------------------------------------
