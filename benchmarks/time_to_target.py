@@ -5,7 +5,8 @@
 Each setting of a method runs on one seed to the first target, the defaults before the rest of the
 grids; then the best setting of each method runs on all seeds to all targets, seed by seed, so that
 the methods take turns. A run ends at its last target, at 1.5 times the best time so far to the
-target that is next (``--cap``), or when it diverges; what it has not reached by then is infinite.
+target that is next (``--cap``, one for all targets or one for each), or when it diverges; what it
+has not reached by then is infinite.
 
 The clock runs for steps, their batches included; compilation and evaluation, every few steps on the
 test examples, are off it. With each evaluation one gradient of a batch is timed: their median says
@@ -195,24 +196,34 @@ def seconds_to(row: Row, target: float) -> float:
     return math.inf if found is None else found
 
 
+def time_given(row: Row, target: float) -> float:
+    """The seconds after which a run was stopped before the target, infinite where it was not."""
+    stopped = row["end"] == "cap" and math.isinf(seconds_to(row, target))
+    return Point(*row["curve"][-1]).seconds if stopped else math.inf
+
+
 def seconds_at_least(row: Row, target: float) -> float:
-    """The same, but what a run was given where it was stopped before the target."""
-    reached = seconds_to(row, target)
-    stopped = math.isinf(reached) and row["end"] == "cap"
-    return Point(*row["curve"][-1]).seconds if stopped else reached
+    """The seconds to a target, or those of a run that was stopped before it."""
+    return min(seconds_to(row, target), time_given(row, target))
 
 
-def caps_of(rows: Sequence[Row], targets: Sequence[float], cap: float = CAP) -> dict[float, float]:
-    return {t: cap * min((seconds_to(row, t) for row in rows), default=math.inf) for t in targets}
+def caps_of(
+    rows: Sequence[Row], targets: Sequence[float], cap: Sequence[float]
+) -> dict[float, float]:
+    """The seconds for each target: so many times the best time so far."""
+    best = [min((seconds_to(row, t) for row in rows), default=math.inf) for t in targets]
+    return {t: c * b for t, c, b in zip(targets, cap, best, strict=True)}
 
 
-def answers(row: Row, targets: Sequence[float], cap: float) -> bool:
+def answers(row: Row, targets: Sequence[float], cap: Sequence[float]) -> bool:
     """Whether a run leaves nothing to ask about these targets, perhaps on its way to others."""
     count = len(targets)
     if row["targets"][:count] != list(targets):
         return False
-    reached = None not in row["seconds"][:count]
-    return reached or row["end"] != "cap" or row["cap"] >= cap
+    if row["end"] != "cap" or None not in row["seconds"][:count]:
+        return True
+    pending = row["seconds"].index(None)  # the target whose cap has ended the run
+    return bool(row["cap"][pending] >= cap[pending])
 
 
 def best_setting(rows: Sequence[Row], problem: Problem, method: str) -> Mapping[str, float]:
@@ -233,16 +244,23 @@ def race(
     seeds: int,
     path: pathlib.Path,
     task: tasks.Task,
-    cap: float = CAP,
+    cap: Sequence[float] = (CAP,),
 ) -> None:
-    """All runs of a problem that are not in the file yet, and those that a lower cap has ended."""
+    """All runs of a problem that are not in the file yet, and those that a lower cap has ended.
+
+    ``cap`` has one entry for each target, or one for all of them.
+    """
     rows = list(records.lines(path))
     records.write_lines(path, rows)  # without a line that a kill has torn
     rows = [row for row in rows if row["problem"] == problem.task]
     about = {key: x for key, x in environment().items() if key != "command"}
 
     def run(
-        method: str, options: Mapping[str, float], seed: int, targets: list[float], cap: float
+        method: str,
+        options: Mapping[str, float],
+        seed: int,
+        targets: list[float],
+        cap: Sequence[float],
     ) -> None:
         asked = {"method": method, "options": options, "seed": seed}
         same = [row for row in rows if all(row[key] == x for key, x in asked.items())]
@@ -250,7 +268,7 @@ def race(
             return
         load = machine()["load"]  # before this run adds to it
         row = train(problem, task, method, options, seed, caps_of(rows, targets, cap))
-        rows.append({**row, "cap": cap, "environment": {**about, "load": load}})
+        rows.append({**row, "cap": list(cap), "environment": {**about, "load": load}})
         records.append_line(path, rows[-1])
         print(problem.task, *asked.values(), targets, row["end"], row["seconds"], flush=True)
 
@@ -258,7 +276,8 @@ def race(
     for settings in itertools.zip_longest(*grids):  # all defaults come first
         for method, options in zip(names, settings, strict=True):
             if options is not None:
-                run(method, options, 0, [problem.targets[0]], CAP)
+                run(method, options, 0, [problem.targets[0]], [CAP])
+    cap = cap if len(cap) > 1 else list(cap) * len(problem.targets)
     for seed in range(seeds):
         for method in names:
             run(method, best_setting(rows, problem, method), seed, list(problem.targets), cap)
@@ -271,9 +290,10 @@ def summary(rows: Sequence[Row], problem: Problem, method: str, target: float) -
     """The best setting of a method over its seeds; a median of failures is infinite."""
     options = best_setting(rows, problem, method)
     mine = [row for row in rows if (row["method"], row["options"]) == (method, options)]
-    # The newest of each seed, but none whose lower cap has ended it sooner than another.
-    mine.sort(key=lambda row: row["cap"])
-    by_seed = {row["seed"]: row for row in mine if target in row["targets"]}.values()
+    mine = [row for row in mine if target in row["targets"]]
+    # The newest of each seed, but none that its cap has ended while another went on.
+    mine.sort(key=lambda row: time_given(row, target))
+    by_seed = {row["seed"]: row for row in mine}.values()
     seconds = [seconds_to(row, target) for row in by_seed]
     unit = [row["gradient_seconds"] for row in by_seed]
     steps = [dict(zip(row["targets"], row["steps"], strict=True))[target] for row in by_seed]
@@ -349,7 +369,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=methods.METHODS, default=list(GRIDS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--targets", type=int, help="the first so many of each problem only")
-    parser.add_argument("--cap", type=float, default=CAP, help="times the best time so far")
+    parser.add_argument(
+        "--cap", type=float, nargs="+", default=[CAP], help="times the best time so far"
+    )
     parser.add_argument("--data-dir", type=pathlib.Path)
     parser.add_argument("--table-only", action="store_true", help="make the tables, run nothing")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "time_to_target.jsonl")
@@ -357,6 +379,8 @@ def main() -> None:
     for name in () if options.table_only else options.problem:
         task, problem = tasks.load(name, options.data_dir), PROBLEMS[name]
         problem = problem._replace(targets=problem.targets[: options.targets])
+        if len(options.cap) not in (1, len(problem.targets)):
+            parser.error(f"--cap: one number, or one for each target of {name} {problem.targets}")
         race(problem, options.methods, options.seeds, options.output, task, options.cap)
     text = report(list(records.lines(options.output)))
     options.output.with_suffix(".md").write_text(text, encoding="utf-8")

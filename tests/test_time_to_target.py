@@ -31,7 +31,7 @@ def line(method="adam", seconds=(1.0, 2.0), seed=0, options=None, best=0.9, **mo
         "gradient_seconds": 0.05,
         "end": "diverged" if None in seconds else "reached",
         "curve": [[0, 0.0, 2.0, 0.1], [5, 1.0, 1.0, best]],
-        "cap": 1.5,
+        "cap": [1.5] * len(seconds),
         **more,
     }
 
@@ -75,9 +75,9 @@ def test_a_target_is_reached_at_the_first_evaluation_there():
 
 
 def test_the_cap_is_that_of_the_best_run_so_far_to_each_target():
-    assert bench.caps_of([], [0.5]) == {0.5: math.inf}
+    assert bench.caps_of([], [0.5], [1.5]) == {0.5: math.inf}
     rows = [line(seconds=(4.0, None)), line(seconds=(2.0,)), line(seconds=(6.0, 8.0))]
-    assert bench.caps_of(rows, [0.5, 0.8]) == {0.5: 3.0, 0.8: 12.0}
+    assert bench.caps_of(rows, [0.5, 0.8], [1.5, 2.0]) == {0.5: 3.0, 0.8: 16.0}
 
 
 # ---- which setting is best ---------------------------------------------------------------------
@@ -106,18 +106,19 @@ def test_if_none_reaches_it_the_best_setting_comes_nearest():
 @pytest.mark.parametrize(
     ("seconds", "end", "targets", "cap", "answer"),
     [
-        ((1.0, 2.0), "reached", [0.5, 0.8], 9.0, True),
-        ((1.0, 2.0), "reached", [0.5], 9.0, True),  # on the way to the second
-        ((1.0, None), "cap", [0.5], 9.0, True),
-        ((1.0, None), "cap", [0.5, 0.8], 9.0, False),  # it has more time now
-        ((1.0, None), "cap", [0.5, 0.8], 1.5, True),
-        ((None, None), "cap", [0.5], 9.0, False),
-        ((None, None), "diverged", [0.5], 9.0, True),
-        ((1.0,), "reached", [0.5, 0.8], 1.5, False),  # it was not asked for the second
+        ((1.0, 2.0), "reached", [0.5, 0.8], [9.0, 9.0], True),
+        ((1.0, 2.0), "reached", [0.5], [9.0], True),  # on the way to the second
+        ((1.0, None), "cap", [0.5], [9.0], True),
+        ((1.0, None), "cap", [0.5, 0.8], [1.5, 9.0], False),  # it has more time now
+        ((1.0, None), "cap", [0.5, 0.8], [9.0, 1.5], True),  # but not for what it has missed
+        ((None, None), "cap", [0.5, 0.8], [1.5, 9.0], True),
+        ((None, None), "cap", [0.5], [9.0], False),
+        ((None, None), "diverged", [0.5], [9.0], True),
+        ((1.0,), "reached", [0.5, 0.8], [1.5, 1.5], False),  # it was not asked for the second
     ],
 )
 def test_a_run_is_not_run_again_for_what_it_has_answered(seconds, end, targets, cap, answer):
-    assert bench.answers(line(seconds=seconds, end=end, cap=1.5), targets, cap) == answer
+    assert bench.answers(line(seconds=seconds, end=end), targets, cap) == answer
 
 
 # ---- tables ------------------------------------------------------------------------------------
@@ -126,6 +127,10 @@ def test_a_run_is_not_run_again_for_what_it_has_answered(seconds, end, targets, 
 def cells(text, method):
     (row,) = [x for x in text.splitlines() if x.startswith(f"| {method} |")]
     return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def stopped_after(seconds):
+    return {"end": "cap", "curve": [[0, 0.0, 2.0, 0.1], [5, seconds, 1.0, 0.4]]}
 
 
 def test_failures_count_as_infinite():
@@ -151,12 +156,11 @@ def test_ours_comes_first():
 
 
 def test_a_rival_that_was_stopped_bounds_the_ratio():
-    given = lambda seconds: {"end": "cap", "curve": [[0, 0.0, 2.0, 0.1], [5, seconds, 1.0, 0.4]]}
     rows = [
         *(line("auto", (3.0, 5.0), seed) for seed in range(3)),
-        *(line("adam", (None, None), i, **given(s)) for i, s in enumerate([4.0, 6.0, 8.0])),
-        *(line("sgd", (s, None), i, **given(8.0)) for i, s in enumerate([5.0, None, None])),
-        *(line("muon", (s, None), i, **given(5.0)) for i, s in enumerate([5.0, 6.0, None])),
+        *(line("adam", (None, None), i, **stopped_after(s)) for i, s in enumerate([4.0, 6.0, 8.0])),
+        *(line("sgd", (s, None), i, **stopped_after(8.0)) for i, s in enumerate([5.0, None, None])),
+        *(line("muon", (s, None), i, **stopped_after(5.0)) for i, s in enumerate([5.0, 6.0, None])),
     ]
     assert cells(bench.table(rows, ACCURACY, 0.5), "adam")[3::5] == ["∞", "< 0.50"]
     assert cells(bench.table(rows, ACCURACY, 0.5), "sgd")[3::5] == ["∞", "< 0.38"]
@@ -183,9 +187,14 @@ def test_a_run_to_all_targets_replaces_that_of_the_grid():
 
 
 def test_a_run_that_a_lower_cap_has_ended_does_not_replace_another():
-    rows = [line("auto", (2.0,), cap=2.5), line("auto", (None, None), end="cap")]
+    rows = [line("auto", (2.0,)), line("auto", (None, None), end="cap")]
     assert cells(bench.table(rows, ACCURACY, 0.5), "auto")[2:4] == ["1 of 1", "2"]
     assert cells(bench.table(rows, ACCURACY, 0.8), "auto")[2:4] == ["0 of 1", "∞"]
+
+
+def test_of_two_runs_that_were_stopped_the_longer_one_counts():
+    rows = [line("auto"), *(line("adam", (None, None), **stopped_after(s)) for s in (8.0, 4.0))]
+    assert cells(bench.table(rows, ACCURACY, 0.8), "adam")[-1] == "< 0.25"
 
 
 # ---- all of it ---------------------------------------------------------------------------------
