@@ -1,12 +1,12 @@
 """Seconds until a test accuracy or a test loss is reached, by ours and by the rivals.
 
-    python benchmarks/time_to_target.py [--problem cifar10-convnet] [--seeds 3]
+    python benchmarks/time_to_target.py [--problem cifar10-convnet] [--seeds 0 1 2]
 
 Each setting of a method runs on one seed to the first target, the defaults before the rest of the
 grids; then the best setting of each method runs on all seeds to all targets, seed by seed, so that
 the methods take turns. A run ends at its last target, at 1.5 times the best time so far to the
-target that is next (``--cap``, one for all targets or one for each), or when it diverges; what it
-has not reached by then is infinite.
+target that is next (``--cap``, one for all targets or one for each), or when it diverges: it is not
+finite, or back where it began for good. What it has not reached by then is infinite.
 
 The clock runs for steps, their batches included; compilation and evaluation, every few steps on the
 test examples, are off it. With each evaluation one gradient of a batch is timed: their median says
@@ -37,6 +37,7 @@ from proxlin.bench.train import DIVERGED_AFTER, EVALUATION_BATCH, STALLED_AFTER,
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 OURS = "auto"
+LOST_AFTER = 10  # evaluations in a row without a loss 1 % below that of step 0
 CAP = 1.5  # times the best time so far; --cap sets another for the seeds of the best setting
 GRIDS: Mapping[str, Sequence[Mapping[str, float]]] = {
     OURS: [{}],
@@ -160,11 +161,17 @@ def verdict(
     pending = [target for target in caps if problem.first_at(curve, target) is None]
     if not pending:
         return "reached"
-    if curve[-1].loss is None or (in_a_row >= DIVERGED_AFTER and not finite):
+    if curve[-1].loss is None or (in_a_row >= DIVERGED_AFTER and not finite) or lost(curve):
         return "diverged"
     if in_a_row >= STALLED_AFTER:
         return "stalled"
     return "cap" if seconds > caps[pending[0]] else ""
+
+
+def lost(curve: Sequence[Point]) -> bool:
+    """Whether a run is no better than its initial parameters, as after a collapse to chance."""
+    last = [point.loss for point in curve[1:]][-LOST_AFTER:]  # all finite, or it has ended before
+    return len(last) == LOST_AFTER and min(last) > 0.99 * curve[0].loss
 
 
 def batches(problem: Problem, task: tasks.Task, seed: int) -> Iterator[tuple[Any, Any]]:
@@ -241,7 +248,7 @@ def best_setting(rows: Sequence[Row], problem: Problem, method: str) -> Mapping[
 def race(
     problem: Problem,
     names: Sequence[str],
-    seeds: int,
+    seeds: Sequence[int],
     path: pathlib.Path,
     task: tasks.Task,
     cap: Sequence[float] = (CAP,),
@@ -278,7 +285,7 @@ def race(
             if options is not None:
                 run(method, options, 0, [problem.targets[0]], [CAP])
     cap = cap if len(cap) > 1 else list(cap) * len(problem.targets)
-    for seed in range(seeds):
+    for seed in seeds:
         for method in names:
             run(method, best_setting(rows, problem, method), seed, list(problem.targets), cap)
 
@@ -367,7 +374,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--problem", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", choices=methods.METHODS, default=list(GRIDS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="grids take 0")
     parser.add_argument("--targets", type=int, help="the first so many of each problem only")
     parser.add_argument(
         "--cap", type=float, nargs="+", default=[CAP], help="times the best time so far"
