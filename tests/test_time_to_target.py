@@ -63,7 +63,8 @@ def losses(*values):
         ([Point(0, 0.0, None, 0.1)], 0.0, 0, True, "diverged"),
         (losses(2.3, 1.9, *[2.29] * 9), 1.0, 0, True, ""),
         (losses(2.3, 1.9, *[2.29] * 10), 1.0, 0, True, "diverged"),  # at chance, and stays there
-        (losses(2.3, 1.9, *[2.27] * 10), 1.0, 0, True, ""),
+        (losses(2.4, 1.9, *[math.log(10)] * 10), 1.0, 0, True, "diverged"),
+        (losses(2.3, 1.9, *[2.18] * 10), 1.0, 0, True, ""),
         (losses(*[2.3] * 10), 1.0, 0, True, ""),  # a slow start
     ],
 )
