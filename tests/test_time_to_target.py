@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import time_to_target as bench
 from benchmarks.time_to_target import Point, Problem
-from proxlin.bench import tasks
+from proxlin.bench import records, tasks
 from proxlin.bench.train import evaluator
 
 ACCURACY = Problem("digits-mlp", 128, (0.5, 0.8), every=5)
@@ -276,3 +276,15 @@ def test_a_problem_may_look_at_the_first_test_examples_only():
         found = evaluator(task)(*task.init(0), task.dataset.test.batches(7, 7))
     (point,) = row["curve"]
     assert (point.loss, point.accuracy) == pytest.approx(found)
+
+
+# ---- what is on record -------------------------------------------------------------------------
+
+
+def test_the_tables_on_record_are_those_of_the_rows_and_stand_in_the_guide():
+    text = (bench.RESULTS / "time_to_target.md").read_text(encoding="utf-8")
+    assert bench.report(list(records.lines(bench.RESULTS / "time_to_target.jsonl"))) == text
+    guide = bench.RESULTS.parents[1] / "docs" / "guide" / "when.md"
+    _, *tables = text.split("## ")
+    for title, table in (part.split("\n\n", 1) for part in tables):
+        assert f"**{title}**\n\n{table.strip()}\n\n" in guide.read_text(encoding="utf-8")
