@@ -36,6 +36,11 @@ def run(configs, root, **more):
     return runs, lines
 
 
+def greedy(params, stats, state, inputs, targets):
+    """A step for which there is no memory."""
+    raise MemoryError
+
+
 def test_lists_stand_for_all_combinations(tmp_path):
     configs = toy_sweep(
         tmp_path,
@@ -126,9 +131,6 @@ def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path, isolate):
 
 
 def test_a_sweep_goes_on_after_failures(tmp_path, new_methods):
-    def greedy(params, stats, state, inputs, targets):
-        raise MemoryError
-
     new_methods("greedy", fake(greedy))
     configs = toy_sweep(
         tmp_path, '{ method = ["greedy", "kfac"] }, { method = "sgd", stepsize = [1e38, 0.1] }'
@@ -138,21 +140,108 @@ def test_a_sweep_goes_on_after_failures(tmp_path, new_methods):
     assert "`make rivals`" in lines[1]
 
 
-def test_a_process_that_the_system_killed_was_out_of_memory(tmp_path, monkeypatch):
+def proxlin_sweep(tmp_path, *more):
+    place = [str(tmp_path / "own.toml"), "--out", str(tmp_path / "runs")]
+    return CliRunner().invoke(cli.app, ["sweep", *place, *more])
+
+
+def test_a_killed_run_is_named_and_the_same_command_resumes_it(tmp_path, monkeypatch):
+    """The others are run meanwhile, and the result is that of a run that nobody killed."""
+    runs = f'{{ task = ["{HERE}:killed_once", "{HERE}:task"], method = "sgd", epochs = 2 }}'
+    configs = toy_sweep(tmp_path, runs)
+    monkeypatch.setenv("TOY_KILLED", str(tmp_path / "killed"))
+    real = sweep.command
+    monkeypatch.setattr(sweep, "command", lambda c: [*real(c), "--checkpoint-seconds=0"])
+    done = proxlin_sweep(tmp_path, "--isolate")
+    assert done.exit_code == 1 and "1 of 2 runs have ended;" in done.stdout
+    assert "killed_once sgd" in done.stderr and "killed by signal 9; go on with" in done.stderr
+    killed, other = sweep.find(configs, tmp_path / "runs")
+    assert (killed.status, killed.meta["signal"], other.status) == ("killed", 9, "finished")
+    done = proxlin_sweep(tmp_path, "--isolate")
+    assert done.exit_code == 0 and "2 of 2 runs have ended;" in done.stdout
+    resumed, other = sweep.find(configs, tmp_path / "runs")
+    assert resumed.status == "finished" and resumed.meta["resumed"] == 1
+    assert resumed.metrics[-1]["test_loss"] == other.metrics[-1]["test_loss"]
+
+
+@pytest.fixture
+def dies(tmp_path, monkeypatch):
+    """``dies(number, status)``: a run whose process leaves a record behind, and gets a signal."""
     configs = toy_sweep(tmp_path, '{ method = "sgd", stepsize = 0.1 }')
     folder = configs[0].folder(tmp_path / "runs")
     made, _ = run(configs, tmp_path / "elsewhere")
-
-    def killed(arguments):
-        assert arguments[1:4] == ["-m", "proxlin.bench", "train"]
-        folder.mkdir(parents=True)
-        records.write_run(folder, {**made[0].meta, "status": "running"})
-        return real([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-
     real = subprocess.Popen
-    monkeypatch.setattr(sweep.subprocess, "Popen", killed)
-    runs, _ = run(configs, tmp_path / "runs", isolate=True)
-    assert runs[0].status == "oom" and "memory" in runs[0].meta["message"]
+
+    def dies(number, status):
+        def start(arguments):
+            assert arguments[1:4] == ["-m", "proxlin.bench", "train"]
+            if status:
+                folder.mkdir(parents=True)
+                records.write_run(folder, {**made[0].meta, "status": status})
+            return real([sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})"])
+
+        monkeypatch.setattr(sweep.subprocess, "Popen", start)
+        _, lines = run(configs, tmp_path / "runs", isolate=True)
+        return [found.status for found in sweep.find(configs, tmp_path / "runs")], lines[0]
+
+    return dies
+
+
+@pytest.mark.parametrize(
+    ("number", "left", "expected", "message"),
+    [
+        (signal.SIGKILL, "running", ["killed"], "killed by signal 9; go on"),
+        (signal.SIGKILL, "interrupted", ["killed"], "killed by signal 9; go on"),  # resumed
+        (signal.SIGSEGV, "running", ["killed"], "killed by signal 11; go on"),
+        (signal.SIGKILL, None, [], "killed by signal 9; go on"),  # before there was a record
+        (signal.SIGKILL, "finished", ["finished"], ": finished"),  # after it had ended
+    ],
+)
+def test_a_process_that_was_killed_is_not_taken_for_one_out_of_memory(
+    dies, monkeypatch, number, left, expected, message
+):
+    monkeypatch.setattr(sweep, "_oom_kills", lambda: 3)
+    statuses, line = dies(number, left)
+    assert statuses == expected and message in line
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGKILL, "oom"), (signal.SIGABRT, "killed")]
+)
+def test_a_process_that_the_kernel_killed_for_memory_is_out_of_memory(
+    dies, monkeypatch, number, expected
+):
+    counts = iter([3, 4])
+    monkeypatch.setattr(sweep, "_oom_kills", lambda: next(counts))
+    statuses, line = dies(number, "running")
+    assert statuses == [expected] and ("out of memory" in line) == (expected == "oom")
+
+
+def test_the_kernel_counts_what_it_kills_for_memory(tmp_path):
+    assert sweep._oom_kills() >= 0 and sweep._oom_kills(tmp_path / "elsewhere") == 0
+    files = {"proc/self/cgroup": "4:memory:/a\n0::/b.slice/c\n", "proc/vmstat": "a 1\noom_kill 7\n"}
+    own = {"sys/fs/cgroup/b.slice/c/memory.events": "oom 1\noom_kill 2\noom_group_kill 0\n"}
+    for more, expected in ((files, 7), (own, 2)):
+        for name, text in more.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        assert sweep._oom_kills(tmp_path) == expected
+
+
+def test_a_sweep_with_runs_that_failed_has_their_exit_code(tmp_path, new_methods):
+    new_methods("greedy", fake(greedy))
+    toy_sweep(tmp_path, '{ method = "greedy" }, { method = "sgd", stepsize = [1e38, 0.1] }')
+    for _ in range(2):  # the second time they are there already
+        done = proxlin_sweep(tmp_path)
+        assert done.exit_code == 4, done.stderr
+        assert "3 of 3 runs have ended, 1 oom, 1 diverged;" in done.stdout
+
+
+def test_training_without_memory_for_a_step_has_its_exit_code(tmp_path, new_methods):
+    new_methods("greedy", fake(greedy))
+    arguments = ["--task", f"{HERE}:task", "--batch-size", "8", "--method", "greedy"]
+    done = CliRunner().invoke(cli.app, ["train", *arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 4 and done.stdout.startswith("oom: out of memory; take a smaller")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

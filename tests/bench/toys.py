@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import pathlib
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import proxlin
-from proxlin.bench import tasks
+from proxlin.bench import data, tasks
 from proxlin.bench.train import Watch
 
 BATCH = 8
@@ -41,6 +46,22 @@ def one_bad_row():
 
 def all_bad():
     return toy(range(0, BATCH * STEPS, 2))
+
+
+class Killed(data.Arrays):
+    """The first process that comes to the second epoch is killed; a file remembers it."""
+
+    def epoch(self, seed, epoch, batch_size, start=0):
+        memory = pathlib.Path(os.environ["TOY_KILLED"])
+        if epoch == 1 and not memory.exists():
+            memory.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().epoch(seed, epoch, batch_size, start)
+
+
+def killed_once():
+    train = Killed(task.dataset.train.inputs, task.dataset.train.targets)
+    return dataclasses.replace(task, dataset=dataclasses.replace(task.dataset, train=train))
 
 
 class At(Watch):

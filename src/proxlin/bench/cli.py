@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -156,10 +157,11 @@ def run_sweep(
         if as_json:
             print(json.dumps([_brief(run) for run in runs]))
         else:
-            print(
-                f"{len(runs)} of {len(configs)} runs have ended; `proxlin figure {name}` draws them"
-            )
-        raise typer.Exit(1 if missing else 0)
+            ended = f"{len(runs)} of {len(configs)} runs have ended{_failures(runs)}"
+            print(f"{ended}; `proxlin figure {name}` draws them")
+        # A stepsize that diverges is a result; a run that found no memory is missing one.
+        too_large = any(run.status == "oom" for run in runs)
+        raise typer.Exit(1 if missing else FAILED["oom"] if too_large else 0)
 
 
 @app.command("figure")
@@ -294,7 +296,14 @@ def _brief(run: Run) -> dict[str, Any]:
     return {"folder": str(run.folder), "status": run.status, **run.config, "last": last}
 
 
+def _failures(runs: list[Run]) -> str:
+    counts = Counter(run.status for run in runs if FAILED[run.status])
+    return "".join(f", {count} {status}" for status, count in counts.items())
+
+
 def _sentence(run: Run) -> str:
+    if not run.metrics:  # e.g. when the first step was too large for the memory
+        return f"{run.status}: {run.meta['message']}; recorded in {run.folder}"
     last = run.metrics[-1]
     return (
         f"{run.status} after {last['step']} steps and {last['seconds']:.1f} s: {summary(last)}; "

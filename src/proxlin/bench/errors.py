@@ -37,3 +37,7 @@ class Interrupted(BenchError):
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by signal {number}; go on with the same command")
         self.exit_code = 128 + number
+
+
+class KilledError(BenchError):
+    """A signal ended the process of a run, which could not save."""

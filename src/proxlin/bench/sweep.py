@@ -7,9 +7,11 @@ of values stands for one run with each of them, several lists for all combinatio
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from proxlin.bench.errors import (
     DataError,
     Interrupted,
     InUseError,
+    KilledError,
     StorageError,
     UsageError,
 )
@@ -116,8 +119,8 @@ def run(
         root: where records go. Several processes may share it: each run is locked by the one that
             works on it, and the others take the next.
         data_dir: where data lies.
-        isolate: a process for each run, so that one which the system kills for its memory does
-            not end the sweep, and none inherits memory from another.
+        isolate: a process for each run, so that one which is killed does not end the sweep, and
+            none inherits memory from another.
         watch: what sees a run go on.
         tell: takes a line about what was skipped or failed.
 
@@ -140,6 +143,9 @@ def run(
                 train(config, root, data_dir=data_dir, resume=True, watch=watch(config))
         except InUseError:
             tell(f"{label}: another process is at it")
+            continue
+        except KilledError as error:
+            tell(f"{label}: {error}")
             continue
         except UsageError as error:  # e.g. a rival that is not installed
             tell(f"{label}: left out, {error}")
@@ -202,15 +208,42 @@ def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | Non
         raise InUseError(f"{config.folder(root)} is in use")
     place = ["--out", str(root), "--resume", *(["--data-dir", str(data_dir)] if data_dir else [])]
     arguments = [sys.executable, "-m", "proxlin.bench", *command(config), *place]
+    before = _oom_kills()
     code = _wait(subprocess.Popen(arguments))
-    if code == -signal.SIGKILL:  # what the kernel does when memory is exhausted
-        for run in find([config], root):
-            meta = {**run.meta, "status": "oom", "message": "killed by the system, for its memory"}
-            records.write_run(run.folder, meta)
+    if code < 0:
+        # The kernel kills by SIGKILL when memory is exhausted, but so may anybody: it keeps count.
+        _killed(config, root, -code, oom=code == -signal.SIGKILL and _oom_kills() > before)
     elif code in (DataError.exit_code, StorageError.exit_code):
         raise BenchError("a run could not be made, see above")
     elif code == UsageError.exit_code:
         raise UsageError("see above")
+
+
+def _killed(config: Config, root: pathlib.Path, number: int, *, oom: bool) -> None:
+    """Writes the record for a process that could not; without ``oom`` the run can be resumed."""
+    end = ", out of memory; take a smaller batch_size" if oom else "; go on with the same command"
+    message = f"killed by signal {number}{end}"
+    change = {"status": "oom" if oom else "killed", "message": message, "signal": number}
+    folder = config.folder(root)
+    # Another process that shares the root may have taken the run up already.
+    with storage.lock(folder) if folder.exists() else contextlib.nullcontext():
+        for run in find([config], root):
+            if run.status in ENDED:  # before the signal came
+                return
+            records.write_run(folder, {**run.meta, **change})
+    raise KilledError(message)
+
+
+def _oom_kills(system: pathlib.Path = pathlib.Path("/")) -> int:
+    """How many processes the kernel has killed for memory, in this control group if it counts."""
+    with contextlib.suppress(OSError):  # not Linux
+        groups = (system / "proc/self/cgroup").read_text()
+        own = re.search(r"^0::/(.*)$", groups, re.MULTILINE)
+        events = system / "sys/fs/cgroup" / (own[1] if own else "") / "memory.events"
+        counters = events if events.exists() else system / "proc/vmstat"
+        count = re.search(r"^oom_kill (\d+)$", counters.read_text(), re.MULTILINE)
+        return int(count[1]) if count else 0
+    return 0
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
