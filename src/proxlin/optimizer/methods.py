@@ -1,12 +1,16 @@
-r"""The optimizers: compositions of a direction and a step rule."""
+r"""The optimizers: compositions of a direction and a step rule.
+
+Their signatures are spelled out, and no default is a function, for ``optax.inject_hyperparams``: it
+cannot see into ``**options``, and takes functions for schedules. Hence ``subproblem=None``.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import optax
 
-from proxlin.direction import Options, Oracle
+from proxlin.direction import Oracle
 from proxlin.linearize import Model
 from proxlin.losses import Loss
 from proxlin.metrics import Euclidean, Kronecker, Metric
@@ -14,7 +18,7 @@ from proxlin.optimizer.transformation import transformation
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, StepRule, StochasticTrustRegion
 from proxlin.subproblems import Subproblem, dual_quadratic
-from proxlin.terms import Sum
+from proxlin.terms import Size, Sum
 
 
 def prox_linear(
@@ -24,8 +28,13 @@ def prox_linear(
     step: StepRule = Armijo(beta=0.1),
     metric: Metric = Euclidean(),
     momentum: float = 0.0,
+    subproblem: Subproblem | None = None,
+    solver: Any = None,
+    regularizer: Regularizer = Zero(),
+    curvature_size: Size | None = None,
+    chunk_size: int | None = None,
+    has_aux: bool = False,
     init_aux: Any = None,
-    **options: Unpack[Options],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Prox-linear steps :math:`w - \eta\, d(\gamma)` with a step rule.
 
@@ -38,6 +47,9 @@ def prox_linear(
     (zero updates, ``state.refused`` one higher, ``state.aux`` and all else as before) when anything
     is not finite, a value is not allowed, or the rule finds no step.
 
+    To set numbers of the rule between steps, inject them into a function of them:
+    ``optax.inject_hyperparams(lambda gamma: prox_linear(model, loss, step=Armijo(gamma)))(1.0)``.
+
     Args:
         model: ``model(params, inputs, *args) -> outputs``, or ``(outputs, aux)`` with ``has_aux``;
             or a :class:`proxlin.Sum` of terms, with tuples of inputs and targets.
@@ -48,13 +60,20 @@ def prox_linear(
         metric: the metric :math:`P` of the proximity term :math:`\tfrac{1}{2 \gamma} \langle d, P d
             \rangle`: :class:`proxlin.Euclidean`, or :class:`proxlin.Diagonal` or
             :class:`proxlin.Kronecker`, which learn from the gradients of the steps before.
-        momentum: :math:`\mu` of a proximity term :math:`\tfrac{1}{2 \gamma} \|d - \mu
-            d_{\text{last}}\|_P^2` around the last step (SPRING). Where it turns the direction into
-            an ascent direction of the batch, the step is a gradient step in the metric. For heavy
-            balls outside the subproblem take :func:`direction_as_gradient` with
+        momentum: :math:`\mu` of a proximity term :math:`\tfrac{1}{2 \gamma} \|d - \mu P^{-1}
+            P_{\text{last}} d_{\text{last}}\|_P^2` around the last step, carried over as a covector
+            where the metric has changed (SPRING where it has not). Where it turns the direction
+            into an ascent direction of the batch, the step is a gradient step in the metric. For
+            heavy balls outside the subproblem take :func:`direction_as_gradient` with
             ``optax.sgd(1.0, momentum=...)``.
+        subproblem: as in :func:`proxlin.value_and_direction`; None is
+            :func:`proxlin.dual_quadratic`.
+        solver: likewise.
+        regularizer: likewise.
+        curvature_size: likewise.
+        chunk_size: likewise.
+        has_aux: likewise.
         init_aux: with ``has_aux``, the first ``state.aux``, of the structure the model returns.
-        **options: those of :func:`proxlin.value_and_direction`.
 
     Returns:
         An Optax transformation with a :class:`proxlin.ProxLinearState`.
@@ -76,7 +95,18 @@ def prox_linear(
     """
     if not isinstance(step, StepRule):
         raise TypeError(f"step must be a step rule such as Armijo() or Fixed(), not {step!r}")
-    oracle = Oracle(model, loss, metric=metric, momentum=momentum, **options)
+    oracle = Oracle(
+        model,
+        loss,
+        metric=metric,
+        momentum=momentum,
+        subproblem=subproblem or dual_quadratic,
+        solver=solver,
+        regularizer=regularizer,
+        curvature_size=curvature_size,
+        chunk_size=chunk_size,
+        has_aux=has_aux,
+    )
     return transformation(oracle, step, optax.scale(-1.0), init_aux)
 
 
@@ -86,22 +116,33 @@ def direction_as_gradient(
     optimizer: optax.GradientTransformation | None = None,
     *,
     gamma: ScalarOrSchedule = 1.0,
+    subproblem: Subproblem | None = None,
+    solver: Any = None,
+    regularizer: Regularizer = Zero(),
+    curvature_size: Size | None = None,
+    chunk_size: int | None = None,
+    has_aux: bool = False,
     init_aux: Any = None,
-    **options: Unpack[Options],
 ) -> optax.GradientTransformationExtraArgs:
     r"""The prox-linear direction in the place of the gradient, for any Optax optimizer.
 
     Either ``optax.chain(direction_as_gradient(model, loss), optax.adam(1e-3))``, or with the
     optimizer inside, ``direction_as_gradient(model, loss, optax.adam(1e-3))``: then a refused
-    step leaves the state of that optimizer as it was, which a chain cannot do.
+    step leaves the state of that optimizer as it was, which a chain cannot do. Gamma can be
+    injected as into :func:`spl`.
 
     Args:
         model: as in :func:`prox_linear`.
         loss: likewise.
         optimizer: what to do with the direction; None returns :math:`+d`.
         gamma: the regularisation, a number or an Optax schedule.
-        init_aux: as in :func:`prox_linear`.
-        **options: those of :func:`proxlin.value_and_direction`.
+        subproblem: as in :func:`prox_linear`.
+        solver: likewise.
+        regularizer: likewise.
+        curvature_size: likewise.
+        chunk_size: likewise.
+        has_aux: likewise.
+        init_aux: likewise.
 
     Returns:
         An Optax transformation with a :class:`proxlin.ProxLinearState`.
@@ -114,7 +155,16 @@ def direction_as_gradient(
         >>> from proxlin import Squared
         >>> opt = direction_as_gradient(lambda w, x: x @ w, Squared(), optax.adam(1e-3))
     """
-    oracle = Oracle(model, loss, **options)
+    oracle = Oracle(
+        model,
+        loss,
+        subproblem=subproblem or dual_quadratic,
+        solver=solver,
+        regularizer=regularizer,
+        curvature_size=curvature_size,
+        chunk_size=chunk_size,
+        has_aux=has_aux,
+    )
     return transformation(oracle, Fixed(gamma), optimizer or optax.identity(), init_aux)
 
 
@@ -126,25 +176,24 @@ def spl(
     subproblem: Subproblem | None = None,
     solver: Any = None,
     regularizer: Regularizer = Zero(),
-    curvature_size: int | None = None,
+    curvature_size: Size | None = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
     init_aux: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The paper's stochastic prox-linear method, :math:`w - d(\gamma)`.
 
-    :func:`prox_linear` with :class:`proxlin.Fixed`. Its signature is spelt out so that
-    ``optax.inject_hyperparams(spl, static_args=("model", "loss"))`` works, which takes every
-    callable among the defaults for a schedule; hence ``subproblem=None`` for
-    :func:`proxlin.dual_quadratic`. Other options that are not numbers to be injected
-    (``curvature_size``, ``subproblem``) belong in its ``static_args`` too.
+    :func:`prox_linear` with :class:`proxlin.Fixed`. To set gamma between steps, inject it:
+    ``optax.inject_hyperparams(spl, static_args=("model", "loss"))(model, loss, gamma=1.0)``.
+    Other options that are functions or sizes (``subproblem``, ``curvature_size``, ``chunk_size``)
+    are no numbers to be injected, and belong in its ``static_args`` too.
     """
     return prox_linear(
         model,
         loss,
         step=Fixed(gamma),
         init_aux=init_aux,
-        subproblem=subproblem or dual_quadratic,
+        subproblem=subproblem,
         solver=solver,
         regularizer=regularizer,
         curvature_size=curvature_size,
@@ -158,14 +207,31 @@ def armijo_spl(
     loss: Loss | None = None,
     gamma: ScalarOrSchedule = 1.0,
     *,
+    subproblem: Subproblem | None = None,
+    solver: Any = None,
+    regularizer: Regularizer = Zero(),
+    curvature_size: Size | None = None,
+    chunk_size: int | None = None,
+    has_aux: bool = False,
     init_aux: Any = None,
-    **options: Unpack[Options],
 ) -> optax.GradientTransformationExtraArgs:
     r"""The paper's Armijo SPL, :math:`w - \eta\, d(\gamma)` with :math:`\eta` by backtracking.
 
-    :func:`prox_linear` with :class:`proxlin.Armijo` and the constants of the paper.
+    :func:`prox_linear` with :class:`proxlin.Armijo` and the constants of the paper. Gamma can be
+    injected as into :func:`spl`.
     """
-    return prox_linear(model, loss, step=Armijo(gamma), init_aux=init_aux, **options)
+    return prox_linear(
+        model,
+        loss,
+        step=Armijo(gamma),
+        init_aux=init_aux,
+        subproblem=subproblem,
+        solver=solver,
+        regularizer=regularizer,
+        curvature_size=curvature_size,
+        chunk_size=chunk_size,
+        has_aux=has_aux,
+    )
 
 
 def auto(
@@ -186,7 +252,8 @@ def auto(
     - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
       until curvature or the next batch says that steps are long enough, and follows from there.
 
-    There is no learning rate. Each piece is an option of :func:`prox_linear`.
+    There is no learning rate, nor any other number to inject. Each piece is an option of
+    :func:`prox_linear`.
 
     Args:
         model: as in :func:`prox_linear`.

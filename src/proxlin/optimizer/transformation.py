@@ -96,18 +96,18 @@ def transformation(
         _check_unmasked(params)
         zero = jnp.zeros((), jnp.result_type(float))
         none = count(0)
-        return ProxLinearState(
+        state = ProxLinearState(
             taken=none,
             gamma=rule.first_gamma(),
             eta=zero,
             refused=none,
-            # With a dtype, because numbers would be weakly typed and compile a second program.
-            aux=jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_aux),
+            aux=init_aux,
             info=StepInfo(*(zero,) * 5, none, zero, *(none,) * 4),
             then=then.init(params),
             memory=oracle.remember(params),
             rule=rule.remember(params),
         )
+        return jax.tree.map(_own, state)
 
     def update(
         updates: None,
@@ -135,7 +135,7 @@ def transformation(
         kept = lambda x, old: jax.tree.map(lambda a, b: jnp.where(taken, a, b), x, old)
         return new, ProxLinearState(
             taken=jnp.where(taken, optax.safe_increment(state.taken), state.taken),
-            gamma=jnp.where(direction.usable, _default(step.gamma), state.gamma),
+            gamma=jnp.where(direction.sound, _default(step.gamma), state.gamma),
             eta=_default(eta),
             refused=state.refused + count(~taken),
             aux=kept(direction.info.aux, state.aux),
@@ -146,6 +146,16 @@ def transformation(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _own(x: Any) -> Array:
+    """A leaf of the first state, in a buffer of its own.
+
+    A step that is given the state to overwrite (``donate_argnums``) gives each buffer away once,
+    and not those of the parameters or of ``init_aux``. With a dtype, because numbers would be
+    weakly typed and compile a second program.
+    """
+    return jnp.array(x, jnp.result_type(x), copy=True)
 
 
 def _report(value: Scalar, step: Step) -> StepInfo:

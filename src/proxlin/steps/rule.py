@@ -70,9 +70,9 @@ def at(value: ScalarOrSchedule, steps: Int[Array, ""]) -> Scalar:
     return jnp.asarray(value(steps) if callable(value) else value).astype(jnp.result_type(float))
 
 
-def rounding(value: Scalar) -> Scalar:
-    """By how much rounding may change an objective of this value."""
-    return 4 * jnp.finfo(value.dtype).eps * jnp.abs(value)
+def known(condition: Any) -> bool:
+    """Whether a condition is known to hold, as one of traced numbers (injected ones) is not."""
+    return not isinstance(condition, jax.core.Tracer) and bool(condition)
 
 
 def check_positive(rule: StepRule, *names: str) -> None:
