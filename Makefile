@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 RIVALS := .venv-rivals
 PIP = $(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 WORKERS ?= 2
+CASES ?= 10000
+SEED ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -86,8 +88,9 @@ test: lint ## lint, then all fast tests and the doctests
 	@$(PYTEST) -m "not slow" tests
 	@$(PYTEST) --doctest-modules src
 
-test-slow: $(VENV)/.installed-test ## the tests marked slow
+test-slow: $(VENV)/.installed-test ## the tests marked slow, and ten thousand directions
 	@$(PYTEST) -m slow tests
+	@$(BIN)/python -m tests.hunt --cases $(CASES) --seed $(SEED)
 
 # kfac-jax promotes dtypes, hence without tests/conftest.py, and uses what JAX deprecates.
 test-rivals: $(RIVALS)/.installed ## the tests of the adapter to kfac-jax

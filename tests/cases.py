@@ -84,6 +84,19 @@ def dense(name: str, params, inputs, targets, weights=None, model=network):
     return jnp.einsum("n,nkp,nk->p", w, j, g), jnp.einsum("n,nkp,nkl,nlq->pq", w, j, h, j)
 
 
+def part_of_batch(weights: np.ndarray, size: int) -> np.ndarray:
+    """Weights of all rows, zero but for those that curvature of ``size`` examples comes from."""
+    m = len(weights)
+    rows = weights.reshape(m, -1).sum(1)
+    part = np.zeros_like(weights)
+    for j in range(size):
+        first, last = j * m // size, (j + 1) * m // size
+        heaviest = first + int(np.argmax(rows[first:last]))
+        if rows[heaviest] > 0:
+            part[heaviest] = weights[heaviest] * (rows[first:last].sum() / rows[heaviest])
+    return part / part.sum()
+
+
 def flat(tree):
     return np.asarray(ravel_pytree(tree)[0], np.float64)
 

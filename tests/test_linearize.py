@@ -47,7 +47,10 @@ def products(params, inputs, u, v, *, model=cases.network, chunk_size=None):
 
 @functools.partial(jax.jit, static_argnames="model")
 def independent(params, inputs, *args, model):
-    return proxlin.linearize(model, params, inputs, *args).examples_independent()
+    solver = proxlin.Cholesky(independent=True)
+    fn = proxlin.value_and_direction(model, proxlin.Squared(), solver=solver)
+    targets = jnp.zeros_like(model(params, inputs, *args))
+    return fn(params, inputs, targets, *args)[0][1].status != proxlin.Status.BAD_VALUE
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -107,7 +107,9 @@ def test_descent_after_any_number_of_steps(name, subproblem, dtype):
         for gamma in GAMMAS:
             got = path(params, inputs, targets, gamma)
             case = (index, gamma, got.slope)
-            assert (got.status == proxlin.Status.OK).all(), case
+            # In float32 rounding decides at the largest gammas, and the status says so.
+            usable = proxlin.Status.OK, proxlin.Status.INEXACT
+            assert np.isin(got.status, usable[: 2 if dtype == "f32" else 1]).all(), case
             assert np.isfinite(got.d).all(), case
             for d, grad, slope in zip(got.d, got.grad, got.slope, strict=True):
                 if grad.any():

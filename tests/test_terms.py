@@ -234,12 +234,12 @@ def test_rows_cost_what_the_longest_example_costs():
     objective, params, inputs, targets = two_terms()
     fn = proxlin.value_and_direction(objective, solver=proxlin.Cholesky(independent=True))
     (_, info), _ = fn(params, inputs, targets)
-    # Three outputs in the first term and two in the second; two checks of each; the gradient, and
+    # Three outputs in the first term and two in the second; a check of both; the gradient, and
     # because the logistic loss knows no preimage, three products to refine the misfit.
-    assert (info.vjps, info.jvps) == (3 + 4 + 1 + 3, 3)
+    assert (info.vjps, info.jvps) == (3 + 1 + 3, 1 + 3)
 
 
-@pytest.mark.parametrize("hidden", [8, 60], ids=["few-parameters", "many-parameters"])
+@pytest.mark.parametrize("hidden", [8, 200], ids=["few-parameters", "many-parameters"])
 @pytest.mark.parametrize("subproblem", cases.SUBPROBLEMS)
 def test_memory_of_the_gram_matrix_is_bounded(subproblem, hidden):
     """By what the docstring says, in the program that XLA compiled; without blocks it is not."""

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from proxlin.checks import require
 from proxlin.losses import Loss
+from proxlin.losses.targets import as_floats, as_targets
 
 
 class Batch(NamedTuple):
@@ -21,25 +22,54 @@ class Batch(NamedTuple):
         targets: what the loss takes; likewise.
         weights: :math:`\omega`, one for each example, of sum one.
         good: whether all values are allowed.
+        weighted: whether weights were given, so that they may differ.
 
-    For a sum of terms the first three are tuples, and weights sum to the weight of their term.
+    For a sum of terms all but ``good`` are tuples, and weights sum to the weight of their term.
     """
 
     inputs: PyTree
     targets: PyTree
     weights: PyTree[Float[Array, "*n"]]
     good: Bool[Array, ""]
+    weighted: PyTree[bool] = False
 
     @property
     def dtype(self) -> Any:
         """The dtype of the algebra."""
         return jax.tree.leaves(self.weights)[0].dtype
 
-    def every(self, stride: int, size: int) -> Batch:
-        """``size`` examples, ``stride`` apart; on a sharded batch each device keeps its own."""
-        rows = lambda x: jax.lax.slice_in_dim(x, 0, stride * (size - 1) + 1, stride)
-        inputs, targets, weights = jax.tree.map(rows, tuple(self[:3]))
+    def part(self, size: int) -> Batch:
+        """``size`` examples, one from each of as many stretches of the batch.
+
+        It is the one of the largest weight, and counts for all of its stretch: examples without
+        weight are never in the part, and those that make up much of the objective always are. On
+        a sharded batch each device keeps its own rows where stretches are of equal length.
+        """
+        m = self.weights.shape[0]
+        if self.weighted or m % size != 0:
+            return self._heaviest(size)
+        rows = lambda x: jax.lax.slice_in_dim(x, 0, m, m // size)
+        inputs, targets, weights = jax.tree.map(rows, (self.inputs, self.targets, self.weights))
         return Batch(inputs, targets, _normalised(weights), self.good)
+
+    def _heaviest(self, size: int) -> Batch:
+        m, width = len(self.weights), -(-len(self.weights) // size)
+        first = np.arange(size + 1) * m // size
+        members = first[:-1, None] + np.arange(width)[None, :]
+        inside = members < first[1:, None]
+        # A reshape and no indices where possible: those would gather a sharded batch.
+        stretches = lambda x: (
+            x.reshape(size, width, *x.shape[1:]) if m % size == 0 else x[np.minimum(members, m - 1)]
+        )
+        weights = stretches(jnp.sum(self.weights.reshape(m, -1), axis=1))
+        weights = jnp.where(inside, weights, 0)
+        chosen = jnp.arange(width)[None, :] == jnp.argmax(weights, axis=1)[:, None]
+        rows = lambda x: _pick(stretches(jnp.asarray(x)), chosen)
+        inputs, targets, own = jax.tree.map(rows, (self.inputs, self.targets, self.weights))
+        largest = jnp.max(weights, axis=1)
+        counts = jnp.sum(weights, axis=1) / jnp.where(largest > 0, largest, 1)
+        own = own * counts.reshape(-1, *(1,) * (own.ndim - 1))
+        return Batch(inputs, targets, _normalised(own), self.good, self.weighted)
 
 
 def make_batch(
@@ -50,9 +80,11 @@ def make_batch(
     Rows of weight zero are covered by a copy of the first row of positive weight, at the inputs
     already, because zero times NaN is NaN in every later product.
     """
+    targets = as_targets(targets)
+    if weights is not None:
+        weights = as_floats("weights", weights, outputs.dtype)
     check_examples(inputs, outputs, weights)
     loss.check(outputs, targets)
-    targets = jax.tree.map(jnp.asarray, targets)
     examples = outputs.shape[:-1]
     n = np.prod(examples)
     if weights is None:
@@ -60,7 +92,6 @@ def make_batch(
             lambda y: loss.valid(outputs, y), lambda y: _bad_target(loss, outputs, y), targets
         )
         return Batch(inputs, targets, jnp.full(examples, 1 / n, outputs.dtype), good)
-    weights = jnp.asarray(weights, outputs.dtype)
     good = _good_weights(weights)
     weights = weights.reshape(weights.shape + (1,) * (len(examples) - weights.ndim))
     weights = jnp.broadcast_to(weights, examples)
@@ -71,12 +102,21 @@ def make_batch(
         weights,
     )
     inputs = _cover(inputs, jnp.any(weights.reshape(examples[0], -1) > 0, axis=1))
+    inputs = _silence(inputs, weights == 0)
     targets = _cover(targets, weights > 0)
-    return Batch(inputs, targets, _normalised(weights), good)
+    return Batch(inputs, targets, _normalised(weights), good, weighted=True)
 
 
 def check_inputs(inputs: PyTree, *, example_axis: bool) -> None:
     """Raises for an empty batch and, where it is needed, a missing or ragged example axis."""
+    for leaf in jax.tree.leaves(inputs):
+        try:
+            jax.typeof(leaf)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"inputs hold {type(leaf).__name__} of dtype {getattr(leaf, 'dtype', None)}, which "
+                "JAX does not take; give arrays, such as np.asarray(inputs, np.float32)"
+            ) from error
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(inputs)]
     if any(shape[:1] == (0,) for shape in shapes):
         raise ValueError("empty batch: inputs have no examples")
@@ -131,8 +171,19 @@ def _bad_target(loss: Loss, outputs: Any, targets: PyTree, weights: Any = 1) -> 
 
 
 def _normalised(weights: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Weights of sum one. The largest is divided out first: the sum might overflow."""
+    largest = jnp.max(weights)
+    weights = weights / jnp.where(largest > 0, largest, 1)
     total = jnp.sum(weights)
     return weights / jnp.where(total > 0, total, 1)
+
+
+def _pick(stretches: Array, chosen: Bool[Array, "size width"]) -> Array:
+    """Of each stretch the chosen row, as a sum: indexing would gather a sharded batch."""
+    along = chosen.reshape(*chosen.shape, *(1,) * (stretches.ndim - 2))
+    if jnp.issubdtype(stretches.dtype, jnp.number):
+        return jnp.sum(jnp.where(along, stretches, 0), axis=1, dtype=stretches.dtype)
+    return jax.vmap(lambda rows, i: rows[i])(stretches, jnp.argmax(chosen, axis=1))
 
 
 def _cover(tree: PyTree, keep: Bool[Array, "*n"]) -> PyTree:
@@ -153,3 +204,23 @@ def _cover(tree: PyTree, keep: Bool[Array, "*n"]) -> PyTree:
         return jnp.where(along(flat), rows, row).reshape(x.shape)
 
     return jax.tree.map(lambda x: cover(jnp.asarray(x)), tree)
+
+
+def _silence(inputs: PyTree, ignored: Bool[Array, "*n"]) -> PyTree:
+    """Zeros in the place of numbers that are not finite, at the ignored places of a sequence.
+
+    Others stay: what the network makes of a place may depend on its neighbors.
+    """
+    if ignored.ndim < 2:
+        return inputs
+
+    def silence(x: Any) -> Any:
+        if jnp.shape(x)[: ignored.ndim] != ignored.shape:
+            return x
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            return x
+        x = jnp.asarray(x)
+        here = ignored.reshape(*ignored.shape, *(1,) * (x.ndim - ignored.ndim))
+        return jnp.where(here & ~jnp.isfinite(x), 0, x)
+
+    return jax.tree.map(silence, inputs)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 Model = Callable[..., Any]
 Params: TypeAlias = PyTree[Array]
@@ -36,7 +36,10 @@ class Linearization:
         jvp: :math:`u \mapsto J u`, from parameter space to output space.
         vjp: :math:`v \mapsto J^* v`, from output space to parameter space.
         rows: for an array of example indices, those examples' rows of :math:`J` as one dense
-            array ``(indices, ..., k, p)``, each computed from its example alone.
+            array ``(indices, ..., k, p)``, each computed from its example alone; with matrices
+            :math:`B` of shape ``(indices, ..., k, n)`` as a second argument, those of
+            :math:`B^\top J`.
+        rounding: the unit roundoff of the narrowest dtype among parameters and outputs.
         aux: what the model returned beside its outputs.
 
     For a sum of terms ``outputs``, ``rows`` and ``aux`` are tuples with one entry for each term,
@@ -46,33 +49,9 @@ class Linearization:
     outputs: PyTree[Outputs]
     jvp: Callable[[Params], PyTree[Outputs]]
     vjp: Callable[[PyTree[Outputs]], Params]
-    rows: PyTree[Callable[[Int[Array, " b"]], Float[Array, "b *rest k p"]]]
+    rows: PyTree[Callable[..., Float[Array, "b *rest n p"]]]
+    rounding: float
     aux: Any = None
-
-    def examples_independent(self) -> Bool[Array, ""]:
-        r"""Whether ``rows`` agrees with :math:`J` on the first and the last example of each term.
-
-        It does not where examples influence each other (BatchNorm) or where what a model does
-        depends on their number (one dropout key for the batch). Costs two VJPs for each term.
-        """
-        zeros = [jnp.zeros_like(leaf) for leaf in jax.tree.leaves(self.outputs)]
-        tree = jax.tree.structure(self.outputs)
-        agree = jnp.asarray(True)
-        for term, rows in enumerate(jax.tree.leaves(self.rows)):
-            one = zeros[term][0]
-            tolerance = float(jnp.finfo(one.dtype).eps) ** 0.5
-            # Not ones: the outputs of one example may sum to a constant, as after a softmax, and
-            # then there is nothing but rounding to compare.
-            v = jnp.cos(jnp.arange(one.size, dtype=one.dtype))
-            for index in (0, len(zeros[term]) - 1):
-                at_index = zeros[term].at[index].set(v.reshape(one.shape))
-                leaves = [*zeros[:term], at_index, *zeros[term + 1 :]]
-                whole = self.vjp(jax.tree.unflatten(tree, leaves))
-                flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(whole)])
-                alone = v @ rows(jnp.asarray([index])).reshape(-1, flat.size)
-                scale = jnp.linalg.norm(flat) + jnp.linalg.norm(alone)
-                agree &= jnp.linalg.norm(flat - alone) <= tolerance * scale
-        return agree
 
 
 def linearize(
@@ -130,14 +109,23 @@ def linearize(
     lift = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
     narrow = lambda u: jax.tree.map(lambda x, w: x.astype(w.dtype), u, params)
 
-    def rows(indices: Int[Array, " b"]) -> Float[Array, "b *rest k p"]:
-        return lift(_rows(on, params, jax.tree.map(lambda x: jnp.asarray(x)[indices], inputs)))
+    def rows(
+        indices: Int[Array, " b"], factor: Float[Array, "b *rest k n"] | None = None
+    ) -> Float[Array, "b *rest n p"]:
+        examples = jax.tree.map(lambda x: jnp.asarray(x)[indices], inputs)
+        if factor is None:
+            k = outputs.shape[-1]
+            shape = (len(indices), *outputs.shape[1:], k)
+            factor = jnp.broadcast_to(jnp.eye(k, dtype=outputs.dtype), shape)
+        return lift(_rows(on, params, examples, factor.astype(outputs.dtype)))
 
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((params, outputs))}
     return Linearization(
         outputs=lift(outputs),
         jvp=lambda u: lift(jvp(narrow(u))),
         vjp=lambda v: lift(vjp(v.astype(outputs.dtype))),
         rows=rows,
+        rounding=max(float(jnp.finfo(each).eps) for each in dtypes),
         aux=aux,
     )
 
@@ -175,21 +163,35 @@ def algebra_dtype(*trees: PyTree) -> Any:
     return max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits)
 
 
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """A tree in the dtypes of another."""
+    return jax.tree.map(lambda x, w: x.astype(w.dtype), tree, like)
+
+
 def check_params(params: Params) -> None:
     """Raises unless every leaf is a real floating-point array."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError("params has no leaves: there is nothing to differentiate")
     for path, leaf in leaves:
+        name = f"params{jax.tree_util.keystr(path)}"
         if not hasattr(leaf, "dtype"):
             raise TypeError(
-                f"params{jax.tree_util.keystr(path)} is {leaf!r}; parameters must be real "
-                "floating-point arrays. Pass what is not to be trained in `args`"
+                f"{name} is {leaf!r}; parameters must be real floating-point arrays. Write "
+                "jnp.asarray around what is to be trained, and pass the rest in `args`"
             )
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        try:
+            floating = jnp.issubdtype(jax.typeof(leaf).dtype, jnp.floating)
+        except (TypeError, ValueError) as error:
             raise TypeError(
-                f"params{jax.tree_util.keystr(path)} has dtype {jnp.result_type(leaf)}; parameters "
-                "must be real floating-point arrays. Pass counters, keys and other state in `args`"
+                f"{name} is of type {type(leaf).__name__} and dtype {leaf.dtype}, which JAX does "
+                "not take; give a floating-point array, such as np.asarray(leaf, np.float32)"
+            ) from error
+        if not floating:
+            raise TypeError(
+                f"{name} has dtype {leaf.dtype}; parameters must be real floating-point arrays. "
+                "Cast what is to be trained by .astype(float), and pass counters, keys and other "
+                "state in `args`"
             )
 
 
@@ -281,17 +283,22 @@ def _hidden_zero(tree: PyTree) -> Int[Array, ""]:
     return functools.reduce(jnp.logical_or, never).astype(jnp.int32)
 
 
-def _rows(on: _On, params: Params, inputs: PyTree) -> Float[Array, "b *rest k p"]:
-    """Each example's rows of J, from that example alone."""
+def _rows(
+    on: _On, params: Params, inputs: PyTree, factor: Float[Array, "b *rest k n"]
+) -> Float[Array, "b *rest n p"]:
+    """Each example's rows of B^T J, from that example alone: J^T of the columns of B."""
     dtype = algebra_dtype(params)
 
-    def one(example: PyTree) -> Array:
+    def one(example: PyTree, matrix: Float[Array, "*rest k n"]) -> Array:
         outputs, vjp, _ = jax.vjp(
             on(jax.tree.map(lambda x: x[None], example)), params, has_aux=True
         )
-        basis = jnp.eye(outputs.size, dtype=outputs.dtype).reshape(-1, *outputs.shape)
-        leaves = jax.tree.leaves(jax.vmap(vjp)(basis))
-        flat = [leaf.reshape(outputs.size, -1).astype(dtype) for leaf in leaves]
-        return jnp.concatenate(flat, axis=1).reshape(*outputs.shape[1:], -1)
+        k, n = matrix.shape[-2:]
+        places = outputs.size // k  # of a sequence; a column of B lies in one of them
+        columns = matrix.reshape(places, k, n).swapaxes(1, 2)[:, :, None, :]
+        here = jnp.eye(places, dtype=matrix.dtype)[:, None, :, None]
+        leaves = jax.tree.leaves(jax.vmap(vjp)((here * columns).reshape(-1, *outputs.shape)))
+        flat = [leaf.reshape(places * n, -1).astype(dtype) for leaf in leaves]
+        return jnp.concatenate(flat, axis=1).reshape(*matrix.shape[:-2], n, -1)
 
-    return jax.vmap(one)(inputs)
+    return jax.vmap(one)(inputs, factor)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from proxlin.linearize import Params, algebra_dtype
+from proxlin.linearize import Params, algebra_dtype, check_params
 
 Leaf = Float[Array, "..."]
 Where = Callable[[str], bool]
@@ -252,7 +252,11 @@ def check_regularizer(
         >>> import jax.numpy as jnp
         >>> check_regularizer(L1(0.1), {"w": jnp.array([1.0, -0.2])})
     """
+    check_params(params)
+    # Where prox is used: half precision would look like an error of it.
+    params = jax.tree.map(jnp.asarray, params)
     dtype = algebra_dtype(params)
+    params = jax.tree.map(lambda w: w.astype(dtype), params)
     tolerance = 10 * float(jnp.finfo(dtype).eps) ** 0.5 if tolerance is None else tolerance
     rng = np.random.default_rng(0)
     near = lambda tree, size: jax.tree.map(

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from proxlin.checks import require
 from proxlin.losses import Loss
+from proxlin.losses.targets import as_array, as_floats, counts
 from proxlin.solvers import CompositeProblem, ProximalGradient
 from proxlin.solvers.system import dot
 
@@ -67,7 +68,8 @@ def sdca(
     is solved by accelerated proximal gradient.
 
     Args:
-        features: ``(n, d)``, a NumPy or JAX array or a SciPy sparse matrix.
+        features: ``(n, d)``, a NumPy or JAX array or a SciPy sparse matrix. Integers and booleans
+            are cast to the default floating-point dtype, and float32 is the least.
         targets: what the loss takes for ``n`` examples.
         loss: a loss with a conjugate.
         strength: :math:`\lambda`, positive.
@@ -80,8 +82,8 @@ def sdca(
         The weights ``(k, d)``, and values, bounds and gaps after each epoch.
 
     Raises:
-        TypeError: for a loss without conjugate.
-        ValueError: for data that do not fit, or options that are not positive.
+        TypeError: for a loss without conjugate, or data that are not real numbers.
+        ValueError: for data that do not fit or are not finite, or options that are not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -91,12 +93,12 @@ def sdca(
         >>> bool(jnp.allclose(w, 0.5 * jnp.eye(2), atol=1e-3))
         True
     """
-    rows = _rows(features)
+    rows, targets = _rows(features), as_array("targets", targets)
     n = rows.count
     k = _count_outputs(targets, n) if outputs is None else outputs
     like = jax.ShapeDtypeStruct((n, k), rows.dtype)
     _check(loss, like, targets, strength, epochs, block_size)
-    targets = jnp.asarray(targets)
+    strength = float(strength)  # one of NumPy would bring its own precision
     c = 1 / (strength * n)
 
     def epoch(duals: Duals, key: Array) -> tuple[Duals, tuple[Array, Array]]:
@@ -218,49 +220,80 @@ class _Rows:
 
 
 def _rows(features: Any) -> _Rows:
-    if not hasattr(features, "tocsr"):
-        values = jnp.asarray(features)
-        if values.ndim != 2 or not jnp.issubdtype(values.dtype, jnp.floating):
-            raise ValueError(
-                f"features must be a matrix (n, d) of floats, not {values.dtype}{values.shape}"
-            )
-        return _Rows(values, None, values.shape[1])
+    if hasattr(features, "tocsr"):
+        rows = _sparse_rows(features)
+    else:
+        values = as_floats("features", features)
+        _check_shape(values.shape)
+        rows = _Rows(values, None, values.shape[1])
+    require(
+        lambda x: jnp.isfinite(jnp.sum(x**2, axis=1)),
+        lambda x: (
+            f"features hold numbers that are not finite, or whose squares are not, in {x.dtype}; "
+            "leave out or fill in such examples, and scale numbers that are too large"
+        ),
+        rows.values,
+    )
+    return rows
+
+
+def _sparse_rows(features: Any) -> _Rows:
+    _check_shape(features.shape)
     matrix = features.tocsr()
+    if not matrix.has_canonical_format:
+        # Before the cast, because the sum of two booleans is one; and not in what was given.
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
     n, d = matrix.shape
+    data = np.asarray(as_floats("features", matrix.data))
     lengths = np.diff(matrix.indptr)
-    width = max(1, int(lengths.max(initial=0)))
+    width = max(1, int(lengths.max()))
     present = np.arange(width)[None, :] < lengths[:, None]
-    entries = np.zeros((n, width), matrix.dtype)
+    entries = np.zeros((n, width), data.dtype)
     columns = np.zeros((n, width), np.int32)
-    entries[present], columns[present] = matrix.data, matrix.indices
+    entries[present], columns[present] = data, matrix.indices
     return _Rows(jnp.asarray(entries), jnp.asarray(columns), d)
 
 
-def _count_outputs(targets: Any, n: int) -> int:
-    shape = np.shape(targets)
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(
+            f"features must be a matrix (n, d) with at least one entry, not of shape {shape}"
+        )
+    if shape[1] > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"features of shape {shape}: columns are numbered in 32 bits; leave out or hash columns"
+        )
+
+
+def _count_outputs(targets: Array, n: int) -> int:
+    shape = targets.shape
     if len(shape) == 2:
         return shape[1]
-    if shape == (n,) and np.issubdtype(np.asarray(targets).dtype, np.integer):
-        return int(np.max(np.asarray(targets))) + 1
+    if shape == (n,) and counts(targets.dtype):
+        return max(1, int(np.max(np.asarray(targets))) + 1)
     raise ValueError(
-        f"targets of shape {shape} for {n} examples: give integer labels ({n},) or rows ({n}, k), "
-        "or say how many `outputs` there are"
+        f"targets of shape {shape} and dtype {targets.dtype} for {n} examples: give integer labels "
+        f"({n},), by .astype(int), or rows ({n}, k), by targets[:, None] where k is one; or say "
+        "how many `outputs` there are"
     )
 
 
 def _check(
-    loss: Loss, like: Any, targets: Any, strength: float, epochs: int, block_size: int
+    loss: Loss, like: Any, targets: Array, strength: float, epochs: int, block_size: int
 ) -> None:
     if not isinstance(loss, Loss) or not loss.has_conjugate:
         raise TypeError(
             f"sdca works in the dual and needs a loss with a conjugate, which {loss} does not have"
         )
-    for name, value in (("strength", strength), ("epochs", epochs), ("block_size", block_size)):
-        if not value > 0:
-            raise ValueError(f"{name}={value}: give a positive number")
+    if not 0 < strength < np.inf:
+        raise ValueError(f"strength={strength}: give a positive number")
+    for name, value in (("epochs", epochs), ("block_size", block_size), ("outputs", like.shape[1])):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name}={value}: give a positive integer")
     loss.check(like, targets)
     require(
         lambda y: loss.valid(like, y),
         lambda y: f"some targets are not allowed; {type(loss).__name__} takes {loss.allowed(like)}",
-        jnp.asarray(targets),
+        targets,
     )

@@ -93,7 +93,7 @@ class Term:
         return self._weighted(make_batch(self.loss, outputs, inputs, targets, weights))
 
     def some(self, batch: Batch, size: Size) -> Batch:
-        """That many examples of a batch, evenly spread; the batch itself if it has no more."""
+        """That many examples of a batch, spread over it; the batch itself if it has no more."""
         m = batch.weights.shape[0]
         size = size(m) if callable(size) else size
         if not 1 <= size <= m:
@@ -101,7 +101,7 @@ class Term:
                 f"curvature_size={size} for a batch of {m} examples: give at least one, and at "
                 "most as many as the batch has"
             )
-        return batch if size == m else self._weighted(batch.every(m // size, size))
+        return batch if size == m else self._weighted(batch.part(size))
 
     def linearize(
         self,
@@ -206,7 +206,8 @@ class Sum:
 
     def some(self, batch: Batch, size: Size) -> Batch:
         """That many examples of each term, or all of a term that has fewer."""
-        parts = [Batch(*own, batch.good) for own in zip(*batch[:3], strict=True)]
+        own = zip(batch.inputs, batch.targets, batch.weights, batch.weighted, strict=True)
+        parts = [Batch(x, y, w, batch.good, weighted) for x, y, w, weighted in own]
         at_most = size if callable(size) else lambda m: min(size, m)
         some = [term.some(part, at_most) for term, part in zip(self.terms, parts, strict=True)]
         whole = all(kept is part for kept, part in zip(some, parts, strict=True))
@@ -239,6 +240,7 @@ class Sum:
             jvp=lambda u: tuple(part.jvp(u) for part in parts),
             vjp=vjp,
             rows=tuple(part.rows for part in parts),
+            rounding=max(part.rounding for part in parts),
             aux=tuple(part.aux for part in parts) if has_aux else None,
         )
 
@@ -290,8 +292,8 @@ def _loss(given: Any) -> Loss:
 
 def _join(batches: list[Batch]) -> Batch:
     """Batches of several terms as one, of tuples."""
-    inputs, targets, weights, good = zip(*batches, strict=True)
-    return Batch(inputs, targets, weights, jnp.all(jnp.stack(good)))
+    inputs, targets, weights, good, weighted = zip(*batches, strict=True)
+    return Batch(inputs, targets, weights, jnp.all(jnp.stack(good)), weighted)
 
 
 @contextlib.contextmanager

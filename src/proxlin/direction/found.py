@@ -8,11 +8,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Int
 
-from proxlin.linearize import Params
-from proxlin.solvers.system import Vector, dot, scale
-from proxlin.subproblems import PartialLinearization, Proximity, Scalar, vector_of
+from proxlin.linearize import Outputs, Params, cast_like
+from proxlin.regularizers import Zero
+from proxlin.solvers import Status
+from proxlin.solvers.system import Vector, add_scaled, count, dot, scale, select
+from proxlin.subproblems import (
+    PartialLinearization,
+    Proximity,
+    Scalar,
+    Subsolution,
+    vector_of,
+)
 
 
 class Info(NamedTuple):
@@ -56,7 +64,7 @@ class Memory(NamedTuple):
 
     Attributes:
         metric: the state of the metric.
-        momentum: :math:`P d` of the last step, as far as it was taken.
+        momentum: :math:`P d` of the last step, in its own metric, as far as it was taken.
     """
 
     metric: Any = ()
@@ -64,7 +72,8 @@ class Memory(NamedTuple):
 
     def after(self, eta: Scalar) -> Memory:
         """The same after a step of this length."""
-        return self._replace(momentum=scale(eta, self.momentum))
+        shorten = lambda x: eta.astype(x.dtype) * x
+        return self._replace(momentum=jax.tree.map(shorten, self.momentum))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +84,9 @@ class Direction:
         value: the objective :math:`h` at the parameters.
         d: the direction, in the dtypes of the parameters; zero where it is not usable.
         info: the report.
-        usable: whether nothing was non-finite and no value was bad.
+        usable: whether it is finite and descends, and no value was bad.
+        sound: whether value and gradient are finite and no value was bad. If so and the direction
+            is not usable, the subproblem is to blame, and a smaller gamma may help.
         gamma: the regularisation it was computed with.
         plin: the convex model it comes from.
         pull: :math:`J^* \alpha`, where a regularizer makes the way along the direction an arc.
@@ -90,6 +101,7 @@ class Direction:
     d: Params
     info: Info
     usable: Bool[Array, ""]
+    sound: Bool[Array, ""]
     gamma: Scalar
     plin: PartialLinearization
     pull: Params | None
@@ -104,9 +116,43 @@ class Direction:
         return self.value if self.pull is None else self.value + self.info.penalty
 
     @property
+    def rounding(self) -> Scalar:
+        r"""By how much rounding may change the objective here.
+
+        .. math:: 4\, \mathrm{eps} \Bigl(|h + \rho| + \sum_i \omega_i \langle |\nabla \ell_i|, |f_i|
+            \rangle \Bigr)
+
+        The second term is what the rounding of outputs does to their losses, much more than that
+        of the losses where targets are nearly met.
+        """
+        outputs = self.plin.linearization.outputs
+        return self._rounding_of(outputs) + 4 * _eps(self.value) * jnp.abs(self.total)
+
+    def rounding_of_params(self) -> Scalar:
+        r"""The same for the rounding of parameters; one JVP.
+
+        .. math:: 4\, \mathrm{eps} \sum_i \omega_i \langle |\nabla \ell_i|, |J_i |w|| \rangle
+
+        It is much more where large numbers cancel inside of the network.
+        """
+        sizes = jax.tree.map(jnp.abs, self.plin.params)
+        return self._rounding_of(self.plin.linearization.jvp(sizes))
+
+    def _rounding_of(self, outputs: Outputs) -> Scalar:
+        """What a change of outputs by four units of rounding can do to the objective."""
+        sizes = lambda tree: jax.tree.map(jnp.abs, tree)
+        pull = self.plin.pull(self.plin.linearization.outputs)
+        return 4 * _eps(self.value) * dot(sizes(pull), sizes(outputs))
+
+    @property
     def vector(self) -> Params:
         """The direction in the one dtype of the algebra."""
         return vector_of(self.paired)
+
+    @property
+    def square(self) -> Scalar:
+        r""":math:`\|d\|_P^2 / \gamma`, twice the proximity term."""
+        return dot(self.paired, self.paired) / self.gamma
 
     @property
     def fraction(self) -> Scalar:
@@ -147,6 +193,31 @@ class Direction:
         return dataclasses.replace(self, info=info, predicts=True)
 
 
-def cast_like(tree: PyTree, like: PyTree) -> PyTree:
-    """A tree in the dtypes of another."""
-    return jax.tree.map(lambda x, w: x.astype(w.dtype), tree, like)
+def _eps(x: Scalar) -> float:
+    return float(jnp.finfo(x.dtype).eps)
+
+
+def descends(
+    plin: PartialLinearization, solved: Subsolution, slope: Scalar, penalty: Scalar
+) -> Bool[Array, ""]:
+    """Whether the objective, linearized but for its regularizer, does not rise along ``d``."""
+    if isinstance(plin.regularizer, Zero):
+        return slope >= 0
+    after = plin.regularizer.value(add_scaled(plin.params, -1, solved.d))
+    # Near a minimum both sides cancel; of the regularizer, rounding is left.
+    rounding = 10 * jnp.finfo(slope.dtype).eps * (jnp.abs(penalty) + jnp.abs(slope))
+    return slope + penalty - after >= -rounding
+
+
+def descending(
+    plin: PartialLinearization, gamma: Scalar, solved: Subsolution
+) -> tuple[PartialLinearization, Subsolution]:
+    """The same, or without momentum and inner steps where momentum has turned ``d`` to ascent."""
+    ascends = dot(vector_of(solved.d), plin.grad) <= 0
+    gradient_step = lambda: scale(gamma, plin.lift(plin.grad))
+    d = jax.lax.cond(ascends, gradient_step, lambda: solved.d)
+    source = select(ascends, plin.grad, plin.linear_term)
+    # A prediction that came for free would be that of the other direction.
+    status = jnp.where(ascends & (solved.status == Status.OK), Status.INEXACT, solved.status)
+    solved = solved._replace(d=d, predicted=None, status=count(status))
+    return dataclasses.replace(plin, source=source), solved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,35 +13,32 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from proxlin.batch import Batch
 from proxlin.checks import require
-from proxlin.direction.found import Direction, Info, Memory, cast_like
-from proxlin.linearize import Linearization, Model, Params, algebra_dtype, check_params
+from proxlin.direction.found import Direction, Info, Memory, descending, descends
+from proxlin.linearize import (
+    Linearization,
+    Model,
+    Params,
+    algebra_dtype,
+    cast_like,
+    check_params,
+)
 from proxlin.losses import Loss, weighted_grad, weighted_value
+from proxlin.losses.targets import as_floats
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
-from proxlin.solvers.system import Pair, add_scaled, count, dot, scale, select
+from proxlin.solvers.system import Pair, add_scaled, count, dot, select
 from proxlin.subproblems import (
     PartialLinearization,
     Scalar,
     Subproblem,
-    Subsolution,
     check_combination,
     check_memory,
     dual_quadratic,
+    has_momentum,
     vector_of,
 )
 from proxlin.terms import Size, Sum, Term, make_terms
-
-
-class Options(TypedDict, total=False):
-    """The options of :func:`value_and_direction`, which all optimizers take too."""
-
-    subproblem: Subproblem
-    solver: Any
-    regularizer: Regularizer
-    curvature_size: Size | None
-    chunk_size: int | None
-    has_aux: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +86,16 @@ class Oracle:
         """What the objective is made of."""
         return make_terms(self.model, self.loss)
 
+    @property
+    def has_momentum(self) -> bool:
+        """Whether directions lean on the last step."""
+        return has_momentum(self.momentum)
+
     def remember(self, params: Params) -> Memory:
         """The memory before the first step."""
         dtype = algebra_dtype(params)
         zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
-        return Memory(self.metric.init(params), zeros if self.momentum else ())
+        return Memory(self.metric.init(params), zeros if self.has_momentum else ())
 
     def direction(
         self,
@@ -108,6 +110,7 @@ class Oracle:
     ) -> Direction:
         """One walk: linearise, differentiate the loss, solve the subproblem, map back."""
         check_params(params)
+        params = jax.tree.map(jnp.asarray, params)  # in the precision that JAX gives them
         batch = self.terms.batch(
             params,
             inputs,
@@ -118,6 +121,7 @@ class Oracle:
             per_example=bool(self.curvature_size or self.chunk_size),
         )
         gamma, gamma_ok = _checked_gamma(gamma, batch.dtype)
+        values_ok = batch.good & gamma_ok & _check_momentum(self.momentum)
         some = batch if self.curvature_size is None else self.terms.some(batch, self.curvature_size)
 
         lin = self._linearize(params, batch.inputs, args)
@@ -141,16 +145,19 @@ class Oracle:
                 f"{self.subproblem} returned a direction that is not in the metric {self.metric}: "
                 "it must be made of plin.lift(covector)"
             )
-        if self.momentum:
-            plin, solved = _descending(plin, gamma, solved)
+        if self.has_momentum:
+            plin, solved = descending(plin, gamma, solved)
 
         slope = dot(vector_of(solved.d), plin.grad)
+        penalty = self.regularizer.value(params).astype(value.dtype)
         finite = jnp.isfinite(value) & jnp.isfinite(slope) & _all_finite(solved.d)
-        status = jnp.where(finite, solved.status, count(Status.NON_FINITE))
-        status = jnp.where(batch.good & gamma_ok, status, count(Status.BAD_VALUE))
-        usable = (status == count(Status.OK)) | (status == count(Status.BREAKDOWN))
+        status = jnp.where(descends(plin, solved, slope, penalty), solved.status, Status.ASCENT)
+        status = jnp.where(solved.status == Status.BAD_VALUE, solved.status, status)
+        status = jnp.where(finite, status, Status.NON_FINITE)
+        status = count(jnp.where(values_ok, status, Status.BAD_VALUE))
+        usable = (status == count(Status.OK)) | (status == count(Status.INEXACT))
         paired = select(usable, solved.d, jax.tree.map(jnp.zeros_like, solved.d))
-        momentum = getattr(paired, "covector", paired) if self.momentum else ()
+        momentum = getattr(paired, "covector", paired) if self.has_momentum else ()
         momentum = cast_like(momentum, memory.momentum)
         unknown = jnp.full_like(slope, jnp.nan)
         info = Info(
@@ -163,7 +170,7 @@ class Oracle:
             vjps=solved.vjps + 1,
             status=status,
             aux=lin.aux,
-            penalty=self.regularizer.value(params).astype(value.dtype),
+            penalty=penalty,
             primal=solved.primal,
             dual=solved.dual,
             gap=solved.primal - solved.dual,
@@ -173,6 +180,7 @@ class Oracle:
             d=cast_like(vector_of(paired), params),
             info=info,
             usable=usable,
+            sound=values_ok & jnp.isfinite(value) & _all_finite(plin.grad),
             gamma=gamma,
             plin=plin,
             pull=solved.pull,
@@ -192,19 +200,21 @@ class Oracle:
     ) -> tuple[PartialLinearization, Any]:
         r"""The convex model with what earlier steps have taught, and the metric's new state.
 
-        With momentum :math:`\mu` the proximity term is :math:`\tfrac{1}{2 \gamma} \|d - \mu
-        d_{\text{last}}\|_P^2` (SPRING, Goldshlager et al., 2024): the linear term gains
-        :math:`\tfrac{\mu}{\gamma} P d_{\text{last}}`.
+        With momentum :math:`\mu` the linear term gains :math:`\tfrac{\mu}{\gamma} P_{\text{last}}
+        d_{\text{last}}`, in the metric of the last step: the proximity term is :math:`\tfrac{1}{2
+        \gamma} \|d - \mu P^{-1} P_{\text{last}} d_{\text{last}}\|_P^2`. Where the metric does not
+        change this is SPRING (Goldshlager et al., 2024).
         """
-        if isinstance(self.metric, Euclidean) and not self.momentum:
+        if isinstance(self.metric, Euclidean) and not self.has_momentum:
             return plin, ()
         source = plin.grad
-        if self.momentum:
-            source = add_scaled(plin.grad, self.momentum / gamma, memory.momentum)
+        if self.has_momentum:
+            last = cast_like(memory.momentum, plin.grad)
+            source = add_scaled(plin.grad, jnp.asarray(self.momentum, gamma.dtype) / gamma, last)
         learnt = self.metric.update(memory.metric, plin.grad, taken)
         return dataclasses.replace(
             plin,
-            source=source if self.momentum else None,
+            source=source if self.has_momentum else None,
             inverse=self.metric.inverse(learnt, source, taken),
         ), learnt
 
@@ -252,9 +262,10 @@ def value_and_direction(
             ``ProximalGradient()``.
         regularizer: a convex :math:`\rho` of the parameters, added to the objective and, as it
             is, to the subproblem.
-        curvature_size: take the curvature from this many examples of the batch, evenly spread,
-            and the gradient from all of them; a number, or a function of the batch size. In a
-            sum, from this many of each term, and from all of a term that has fewer.
+        curvature_size: take the curvature from this many examples, spread over the batch, and the
+            gradient from all of them; a number, or a function of the batch size. With weights, the
+            heaviest example of each stretch of the batch counts for it. In a sum, from this many of
+            each term, and from all of a term that has fewer.
         chunk_size: go through the batch in chunks of this many examples, so that memory is
             bounded; for models in which no example influences another.
         has_aux: whether the model returns ``(outputs, aux)``.
@@ -297,25 +308,22 @@ def value_and_direction(
     return fn
 
 
-def _descending(
-    plin: PartialLinearization, gamma: Scalar, solved: Subsolution
-) -> tuple[PartialLinearization, Subsolution]:
-    """The same, or without momentum and inner steps where momentum has turned ``d`` to ascent."""
-    ascends = dot(vector_of(solved.d), plin.grad) <= 0
-    gradient_step = lambda: scale(gamma, plin.lift(plin.grad))
-    d = jax.lax.cond(ascends, gradient_step, lambda: solved.d)
-    source = select(ascends, plin.grad, plin.linear_term)
-    # A prediction that came for free would be that of the other direction.
-    return dataclasses.replace(plin, source=source), solved._replace(d=d, predicted=None)
-
-
 def _checked_gamma(gamma: Any, dtype: Any) -> tuple[Scalar, Bool[Array, ""]]:
-    if jnp.shape(gamma) != ():
-        raise ValueError(f"gamma must be one number, not an array of shape {jnp.shape(gamma)}")
+    number = as_floats("gamma", gamma, dtype)
+    if number.shape != ():
+        raise ValueError(f"gamma must be one number, not an array of shape {number.shape}")
     good = require(
-        lambda g: jnp.asarray(g) > 0, lambda g: f"gamma={g}: it must be a positive number", gamma
+        lambda g: g > 0, lambda g: f"gamma={gamma}: it must be a positive number", number
     )
-    return jnp.asarray(gamma, dtype), good
+    return number, good
+
+
+def _check_momentum(momentum: Any) -> Bool[Array, ""]:
+    return require(
+        lambda m: (m >= 0) & (m < 1),
+        lambda m: f"momentum={m}: give a number of at least 0 and below 1",
+        momentum,
+    )
 
 
 def _all_finite(tree: PyTree) -> Bool[Array, ""]:

@@ -151,7 +151,11 @@ class Loss(abc.ABC):
         Returns:
             The minimiser; it lies in the domain of the conjugate.
         """
-        sigma = per_example(stepsize, z)
+        # f is of the size of z / sigma: below this, its rounding would decide. In the end the
+        # operator depends on sigma no more than by a multiple of it.
+        largest = jnp.max(jnp.abs(z), axis=-1, keepdims=True)
+        least = 8 * jnp.finfo(z.dtype).eps * jnp.maximum(largest, 1)
+        sigma = jnp.maximum(per_example(stepsize, z), least)
 
         def objective(f: Outputs) -> PerExample:
             return self.value(f, targets) + jnp.sum(f * (0.5 * sigma * f - z), axis=-1)

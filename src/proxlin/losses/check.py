@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from proxlin.checks import require
 from proxlin.losses.base import Loss
+from proxlin.losses.targets import as_floats, as_targets
 
 
 def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | None = None) -> None:
@@ -37,8 +39,13 @@ def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | Non
         >>> from proxlin import Logistic
         >>> check_loss(Logistic(), jnp.array([[0.1, -0.4, 2.0]]), jnp.array([1]))
     """
-    outputs = jnp.asarray(outputs)
+    outputs, targets = as_floats("outputs", outputs), as_targets(targets)
     loss.check(outputs, targets)
+    require(
+        lambda y: loss.valid(outputs, y),
+        lambda y: f"some targets are not allowed; {loss} takes {loss.allowed(outputs)}",
+        targets,
+    )
     check = _Check(loss, outputs, targets, tolerance)
     check.values()
     check.derivatives()

@@ -10,15 +10,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proxlin.losses.base import Factor, Loss, Outputs, PerExample
+from proxlin.losses.targets import check_one_array, counts
 
-Targets = Int[Array, "*n"] | Float[Array, "*n k"]
+Targets = Int[Array, "*n"] | Bool[Array, "*n"] | Float[Array, "*n k"]
 
 
 def is_labels(outputs: Any, targets: Any) -> bool:
-    """Whether targets are integer labels, one for each example."""
-    return jnp.shape(targets) == outputs.shape[:-1] and bool(
-        jnp.issubdtype(jnp.result_type(targets), jnp.integer)
-    )
+    """Whether targets are labels, one for each example: integers, or booleans for 0 and 1."""
+    return jnp.shape(targets) == outputs.shape[:-1] and counts(jnp.result_type(targets))
+
+
+def wide(labels: Targets) -> Int[Array, "*n"]:
+    """Labels in integers of 32 bits or more: in those of 8, class 256 would be class 0."""
+    labels = jnp.asarray(labels)
+    return labels.astype(jnp.int32) if labels.dtype.itemsize < 4 else labels
 
 
 def as_distribution(outputs: Outputs, targets: Targets) -> Outputs:
@@ -27,7 +32,7 @@ def as_distribution(outputs: Outputs, targets: Targets) -> Outputs:
     Rows of zeros, as padding has them, stay what they are.
     """
     if is_labels(outputs, targets):
-        return jax.nn.one_hot(targets, outputs.shape[-1], dtype=outputs.dtype)
+        return jax.nn.one_hot(wide(targets), outputs.shape[-1], dtype=outputs.dtype)
     y = targets.astype(outputs.dtype)
     total = jnp.sum(y, axis=-1, keepdims=True)
     return y / jnp.where(total > 0, total, 1)
@@ -47,17 +52,20 @@ class ClassLoss(Loss):
 
     def check(self, outputs: Any, targets: Any) -> None:
         """Targets are integer labels or have the shape of the outputs."""
-        if not is_labels(outputs, targets) and jnp.shape(targets) != outputs.shape:
+        check_one_array(self, targets)
+        if not is_labels(outputs, targets) and targets.shape != outputs.shape:
+            cast = "; cast labels by .astype(int)" if targets.shape == outputs.shape[:-1] else ""
             raise ValueError(
-                f"{type(self).__name__}: targets of shape {jnp.shape(targets)} and dtype "
-                f"{jnp.result_type(targets)} for outputs of shape {outputs.shape}; give integer "
-                f"labels of shape {outputs.shape[:-1]} or distributions of shape {outputs.shape}"
+                f"{type(self).__name__}: targets of shape {targets.shape} and dtype "
+                f"{targets.dtype} for outputs of shape {outputs.shape}; give integer labels of "
+                f"shape {outputs.shape[:-1]} or distributions of shape {outputs.shape}{cast}"
             )
 
     def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
         """Labels lie in 0..k-1, distributions in the simplex."""
         if is_labels(outputs, targets):
-            return (targets >= 0) & (targets < outputs.shape[-1])
+            labels = wide(targets)
+            return (labels >= 0) & (labels < outputs.shape[-1])
         y = targets.astype(outputs.dtype)
         rounding = 1e-3  # distributions often come from float16 or from text
         return jnp.all(y >= 0, axis=-1) & (jnp.abs(jnp.sum(y, axis=-1) - 1) <= rounding)
@@ -143,15 +151,17 @@ class BinaryLogistic(Loss):
 
     def check(self, outputs: Any, targets: Any) -> None:
         """Targets have the shape of the outputs."""
-        if jnp.shape(targets) != outputs.shape:
+        check_one_array(self, targets)
+        if targets.shape != outputs.shape:
             raise ValueError(
-                f"BinaryLogistic: targets of shape {jnp.shape(targets)} for outputs of shape "
+                f"BinaryLogistic: targets of shape {targets.shape} for outputs of shape "
                 f"{outputs.shape}; the shapes must be equal, nothing is broadcast"
             )
 
     def valid(self, outputs: Any, targets: Outputs) -> Bool[Array, "*n"]:
         """Targets lie in [0, 1]."""
-        return jnp.all((targets >= 0) & (targets <= 1), axis=-1)
+        y = targets.astype(outputs.dtype)
+        return jnp.all((y >= 0) & (y <= 1), axis=-1)
 
     def allowed(self, outputs: Any) -> str:
         """Numbers in [0, 1]."""

@@ -62,7 +62,8 @@ class Hinge(ClassLoss):
         valid = super().valid(outputs, targets)
         if is_labels(outputs, targets):
             return valid
-        return valid & jnp.all((targets == 0) | (targets == 1), axis=-1)
+        y = targets.astype(outputs.dtype)
+        return valid & jnp.all((y == 0) | (y == 1), axis=-1)
 
     def allowed(self, outputs: Any) -> str:
         """Labels in 0..k-1, or one-hot rows."""

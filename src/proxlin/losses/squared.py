@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proxlin.losses.base import Factor, Loss, Outputs, PerExample, per_example
+from proxlin.losses.targets import check_one_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +30,16 @@ class Squared(Loss):
 
     def check(self, outputs: Any, targets: Any) -> None:
         """Targets have the shape of the outputs."""
-        if jnp.shape(targets) != outputs.shape:
+        check_one_array(self, targets)
+        if targets.shape != outputs.shape:
             raise ValueError(
-                f"Squared: targets of shape {jnp.shape(targets)} for outputs of shape "
+                f"Squared: targets of shape {targets.shape} for outputs of shape "
                 f"{outputs.shape}; the shapes must be equal, nothing is broadcast"
             )
 
     def valid(self, outputs: Any, targets: Outputs) -> Bool[Array, "*n"]:
         """Targets are finite."""
-        return jnp.all(jnp.isfinite(targets), axis=-1)
+        return jnp.all(jnp.isfinite(targets.astype(outputs.dtype)), axis=-1)
 
     def allowed(self, outputs: Any) -> str:
         """Finite targets."""

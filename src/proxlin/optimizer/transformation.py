@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Int, PyTree
 
 from proxlin.direction import Memory, Oracle
-from proxlin.linearize import Params
+from proxlin.linearize import Params, check_params
 from proxlin.regularizers import Zero
 from proxlin.solvers.system import count
 from proxlin.steps import Step, StepRule
@@ -94,6 +94,7 @@ def transformation(
 
     def init(params: Params) -> ProxLinearState:
         _check_unmasked(params)
+        params = _arrays(params)
         zero = jnp.zeros((), jnp.result_type(float))
         none = count(0)
         state = ProxLinearState(
@@ -121,6 +122,7 @@ def transformation(
         **extra: Any,
     ) -> tuple[PyTree, ProxLinearState]:
         _check_call(updates, params, args)
+        params = _arrays(params)
         gamma = rule.gamma_at(state.taken, state.gamma)
         direction = oracle.direction(
             params, inputs, targets, args, gamma, weights, state.memory, state.taken
@@ -146,6 +148,15 @@ def transformation(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _arrays(params: Params) -> Params:
+    """Parameters as JAX has them; shapes, and what Optax asks ``init`` with, as they are."""
+    if not jax.tree.leaves(params):
+        return params
+    check_params(params)
+    shape_only = lambda w: isinstance(w, jax.ShapeDtypeStruct)
+    return jax.tree.map(lambda w: w if shape_only(w) else jnp.asarray(w), params)
 
 
 def _own(x: Any) -> Array:

@@ -37,15 +37,25 @@ class CG(LinearSolver):
     :math:`\tau` steps apply :math:`M` :math:`\tau` times and :math:`M^*` :math:`\tau - 1` times
     (once more for the right-hand side where the system has a source).
 
-    The iterate is frozen at rounding level (residual below 10 eps of the right-hand side), at a
-    breakdown (curvature not positive or not finite), and, where the system has a source
-    :math:`s`, before :math:`\langle s - M x, s \rangle` falls below :math:`10\, \mathrm{eps}
-    \|s\|^2`: in exact arithmetic it is positive at every step, and it is the slope of the dual
-    direction. With ``max_steps=0`` the answer is the one for :math:`M = 0`.
+    The iteration ends at rounding level (residual below 10 eps of the right-hand side) and at a
+    breakdown (curvature not positive or not finite). Where the system has a source :math:`s`, the
+    answer is the last iterate whose misfit :math:`t = s - M x` satisfies
+
+    .. math:: \langle t, s \rangle > 10\, \mathrm{eps}\, \|t\| \|s\|
+
+    The left side is the slope of the dual direction, positive at every step in exact arithmetic.
+    With ``max_steps=0`` the answer is the one for :math:`M = 0`.
+
+    The status is INEXACT after a breakdown, where the last iterate was held back, and where
+    rounding may have changed a tenth of the answer. With :math:`\kappa = 1 + \|M\|^2 /
+    \text{shift}` the relative error of :math:`x` at convergence is about :math:`\kappa\,
+    \mathrm{eps}`, and that of a misfit about :math:`\sqrt \kappa\, \mathrm{eps}\, \|s\| / \|t\|`:
+    the residual of the system is of the order of :math:`\mathrm{eps} \|M\| \|s\|`, and
+    :math:`\|M A^{-1}\| \le \tfrac12 \text{shift}^{-1/2}`.
 
     Attributes:
-        max_steps: the number of steps; up to 10 are unrolled, more run in a loop that stops as
-            soon as the iterate is frozen.
+        max_steps: the number of steps; up to 10 are unrolled, more run in a loop that ends
+            with the iteration.
 
     Example:
         >>> import jax.numpy as jnp
@@ -64,7 +74,7 @@ class CG(LinearSolver):
             raise ValueError(f"CG(max_steps={self.max_steps!r}): give an integer of at least 0")
 
     def solve(self, system: NormalSystem) -> Solution:
-        """Takes ``max_steps`` steps, or fewer where a guard stops them."""
+        """Takes ``max_steps`` steps, or fewer where they are enough or one breaks down."""
         if self.max_steps == 0:
             return without_products(system)
         state = _start(system)
@@ -78,29 +88,39 @@ class CG(LinearSolver):
                 state,
             )
         state = _step(system, state, last=True)
+        early = state.broken | state.ahead
+        trusted = rounding_status(system, state.stretch, state.least, state.kept.misfit)
         return Solution(
-            x=state.x,
-            misfit=state.misfit,
+            x=state.kept.x,
+            misfit=state.kept.misfit,
             steps=state.steps,
             residual=state.residual,
             forwards=state.products,
             adjoints=state.products - (0 if system.rhs is None else 1),
-            status=jnp.where(state.broken, count(Status.BREAKDOWN), count(Status.OK)),
+            status=jnp.where(early, count(Status.INEXACT), trusted),
         )
 
 
-class _State(NamedTuple):
+class _Iterate(NamedTuple):
     x: Vector
     misfit: Vector  # source - M x
+
+
+class _State(NamedTuple):
+    now: _Iterate
+    kept: _Iterate  # the last one that descends
     r: Vector  # the residual of the system
     q: Vector  # the next conjugate direction
     rr: Float[Array, ""]  # <r, r>
     rr0: Float[Array, ""]  # the same at x = 0
-    residual: Float[Array, ""]  # relative, before the last step taken
+    residual: Float[Array, ""]  # relative, the last one that is known
+    stretch: Float[Array, ""]  # the largest |M q|^2 / |q|^2 so far
+    least: Float[Array, ""]  # the least <q, A q> / |q|^2
     steps: Int[Array, ""]
     products: Int[Array, ""]
     frozen: Bool[Array, ""]
     broken: Bool[Array, ""]
+    ahead: Bool[Array, ""]  # the present iterate is not the one that is kept
 
 
 def _start(system: NormalSystem) -> _State:
@@ -113,50 +133,95 @@ def _start(system: NormalSystem) -> _State:
         misfit = system.source
     rr = dot(r, r)
     zero = count(0)
+    first = _Iterate(jax.tree.map(jnp.zeros_like, r), misfit)
     return _State(
-        x=jax.tree.map(jnp.zeros_like, r),
-        misfit=misfit,
+        now=first,
+        kept=first,
         r=r,
         q=r,
         rr=rr,
         rr0=rr,
         residual=jnp.ones_like(rr),
+        stretch=jnp.zeros_like(rr),
+        least=jnp.full_like(rr, jnp.inf),
         steps=zero,
         products=zero,
         frozen=rr == 0,
         broken=jnp.asarray(False),
+        ahead=jnp.asarray(False),
     )
 
 
 def _step(system: NormalSystem, state: _State, *, last: bool) -> _State:
-    eps = jnp.finfo(state.rr.dtype).eps
     mq = system.forward(state.q)
-    curvature = system.shift * dot(state.q, state.q) + dot(mq, mq)
+    qq, square = dot(state.q, state.q), dot(mq, mq)
+    curvature = system.shift * qq + square
     broken = ~state.frozen & ~((curvature > 0) & jnp.isfinite(curvature))
-    a = state.rr / jnp.where(curvature > 0, curvature, 1)
-    misfit = add_scaled(state.misfit, -a, mq)
     take = ~state.frozen & ~broken
-    if system.source is not None:
-        # The slope of the dual direction. Without the guard rounding turns rare directions, late
-        # in the iteration and for large gamma, into ascent directions.
-        take &= dot(misfit, system.source) > 10 * eps * dot(system.source, system.source)
+    a = jnp.where(take, state.rr / jnp.where(curvature > 0, curvature, 1), 0)
+    # Not finite after a breakdown, and then never returned.
+    now = _Iterate(add_scaled(state.now.x, a, state.q), add_scaled(state.now.misfit, -a, mq))
+    keep = take & _descends(system, now.misfit)
+    per_length = 1 / jnp.where(qq > 0, qq, 1)
     state = state._replace(
-        x=select(take, add_scaled(state.x, a, state.q), state.x),
-        misfit=select(take, misfit, state.misfit),
-        residual=jnp.where(take, jnp.sqrt(state.rr) / jnp.sqrt(state.rr0), state.residual),
+        now=now,
+        kept=select(keep, now, state.kept),
+        residual=jnp.where(take, _relative(state.rr, state.rr0), state.residual),
+        stretch=jnp.where(take, jnp.maximum(state.stretch, square * per_length), state.stretch),
+        least=jnp.where(take, jnp.minimum(state.least, curvature * per_length), state.least),
         steps=state.steps + count(take),
         products=state.products + 1,
         frozen=~take,
         broken=state.broken | broken,
+        ahead=jnp.where(take, ~keep, state.ahead),
     )
     if last:
         return state
     r = add_scaled(add_scaled(state.r, -a * system.shift, state.q), -a, system.adjoint(mq))
     rr = dot(r, r)
     q = add_scaled(r, rr / jnp.where(state.rr > 0, state.rr, 1), state.q)
+    solved = take & (rr <= (10 * jnp.finfo(rr.dtype).eps) ** 2 * state.rr0)
     return state._replace(
-        r=r, q=q, rr=rr, frozen=state.frozen | (rr <= (10 * eps) ** 2 * state.rr0)
+        r=r,
+        q=q,
+        rr=rr,
+        residual=jnp.where(solved, _relative(rr, state.rr0), state.residual),
+        frozen=state.frozen | solved,
     )
+
+
+def _relative(rr: Float[Array, ""], rr0: Float[Array, ""]) -> Float[Array, ""]:
+    return jnp.sqrt(rr) / jnp.sqrt(jnp.where(rr0 > 0, rr0, 1))
+
+
+def _descends(system: NormalSystem, misfit: Vector) -> Bool[Array, ""]:
+    """Whether the slope of the dual direction is more than rounding."""
+    if system.source is None:
+        return jnp.asarray(True)
+    eps = jnp.finfo(system.shift.dtype).eps
+    lengths = jnp.sqrt(dot(misfit, misfit)) * jnp.sqrt(dot(system.source, system.source))
+    return dot(misfit, system.source) > 10 * eps * lengths
+
+
+def rounding_status(
+    system: NormalSystem, stretch: Float[Array, ""], least: Float[Array, ""], misfit: Vector
+) -> Int[Array, ""]:
+    r"""OK, or INEXACT where rounding may have changed a tenth of the answer.
+
+    Args:
+        system: what was solved.
+        stretch: :math:`\|M q\|^2 / \|q\|^2`, the largest that was seen.
+        least: the least :math:`\langle q, A q \rangle / \|q\|^2`, for systems without a shift.
+        misfit: that of the answer.
+    """
+    least = jnp.where(system.shift > 0, system.shift, least)
+    condition = 1 + stretch / jnp.where(least > 0, least, 1)
+    if system.source is not None:
+        length = dot(misfit, misfit)
+        share = jnp.sqrt(dot(system.source, system.source) / jnp.where(length > 0, length, 1))
+        condition = jnp.sqrt(condition) * share
+    small = jnp.finfo(condition.dtype).eps * condition <= 0.1
+    return jnp.where(small, count(Status.OK), count(Status.INEXACT))
 
 
 def without_products(system: NormalSystem) -> Solution:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from proxlin.solvers.system import (
     LinearSolver,
@@ -38,6 +38,10 @@ class Cholesky(LinearSolver):
     the dual would cancel for large gamma: with a preimage :math:`M v = s` it is computed as
     :math:`\text{shift} M (\text{shift} I + M^* M)^{-1} v`, else it is refined once.
 
+    A matrix that is singular to rounding is factorized with rounding added to its diagonal, and a
+    shift that would be lost in a difference is raised to rounding level, so that the answer is that
+    of a smaller gamma. The status is then INEXACT.
+
     Beside what Jacobian products of the batch need, memory is bounded by
     :math:`4 \min(m k, p)^2 + 4\, \text{max\_elements}` numbers: the matrix, its symmetric and
     shifted copies and its factor, and the blocks of which it is made.
@@ -45,7 +49,7 @@ class Cholesky(LinearSolver):
     Attributes:
         independent: take the rows of the Jacobian example by example instead of by products with
             the whole batch, which costs about m times less. Only for models in which no example
-            influences another; this is checked on the first and the last example.
+            influences another; this is checked by one product with the whole batch.
         max_elements: how many elements a block of the Jacobian has at most; at least one example
             at a time. Blocks are computed anew for each product with another block.
 
@@ -66,22 +70,30 @@ class Cholesky(LinearSolver):
         if self.max_elements < 1:
             raise ValueError(f"Cholesky(max_elements={self.max_elements}): give at least 1")
 
-    def solve(self, system: NormalSystem) -> Solution:
-        """Forms the smaller Gram matrix, factorises it and maps back."""
+    def solve(self, given: NormalSystem) -> Solution:
+        """Forms the smaller Gram matrix, factorizes it and maps back."""
+        system = given
         x_like, image_like = _spaces(system)
         on_x = _size(x_like) <= _size(image_like)
         status = count(Status.OK)
         if self.independent:
             if system.rows is None:
                 raise TypeError("Cholesky(independent=True) needs a system with rows")
-            status = jnp.where(system.rows.agree(), status, count(Status.BAD_VALUE))
-            gram = _gram_of_rows(system.rows, on_x, self.max_elements)
-            forming = _products_of_rows(system.rows)
+            gram, agree, forming = _gram_of_rows(system, system.rows(), on_x, self.max_elements)
+            status = jnp.where(agree, status, count(Status.BAD_VALUE))
         else:
             gram = _gram_of_products(system, x_like, image_like, on_x, self.max_elements)
             forming = (gram.shape[0], gram.shape[0])
-        inverse = _inverse(gram, system.shift, x_like if on_x else image_like)
+        if _cancels(system, on_x):
+            system, raised = _with_raised_shift(system, gram)
+        else:
+            raised = jnp.asarray(False)
+        inverse, singular = _inverse(gram, system.shift, x_like if on_x else image_like)
+        status = jnp.where((raised | singular) & (status == 0), count(Status.INEXACT), status)
         x, misfit, mapping = (_map_back_on_x if on_x else _map_back_on_image)(system, inverse)
+        if system.source is not None:
+            # The direction is the misfit over the shift that was given.
+            misfit = scale(given.shift / system.shift, misfit)
         return Solution(
             x=x,
             misfit=misfit,
@@ -109,10 +121,42 @@ def _unravel(like: Vector) -> Callable[[Array], Vector]:
     return ravel_pytree(zeros)[1]
 
 
-def _inverse(gram: Matrix, shift: Array, like: Vector) -> Callable[[Vector], Vector]:
-    factor = cho_factor(gram + shift * jnp.eye(gram.shape[0], dtype=gram.dtype), lower=True)
+def _cancels(system: NormalSystem, on_x: bool) -> bool:
+    """Whether the way back from the Gram matrix is a difference, over the shift."""
+    if system.rhs is not None:
+        return not on_x
+    return on_x and system.preimage is None
+
+
+def _rounding(gram: Matrix) -> float:
+    """By how much, relatively, forming and factorizing the matrix changes its diagonal."""
+    return (gram.shape[0] + 10) * float(jnp.finfo(gram.dtype).eps)
+
+
+def _with_raised_shift(system: NormalSystem, gram: Matrix) -> tuple[NormalSystem, Bool[Array, ""]]:
+    """The system of a smaller gamma, where a difference over the given shift would be noise."""
+    least = _rounding(gram) * jnp.max(jnp.diagonal(gram))
+    shift = jnp.maximum(system.shift, least)
+    return dataclasses.replace(system, shift=shift), shift > system.shift
+
+
+def _inverse(
+    gram: Matrix, shift: Array, like: Vector
+) -> tuple[Callable[[Vector], Vector], Bool[Array, ""]]:
+    """The inverse of the shifted matrix, and whether that is singular to rounding.
+
+    If so, rounding is added to its diagonal: a pivot may be less than nothing without. Entry by
+    entry, since the factorization does not mind how rows are scaled.
+    """
+    matrix = gram + shift * jnp.eye(gram.shape[0], dtype=gram.dtype)
+    diagonal = _rounding(gram) * jnp.diagonal(matrix)
+    plain = cho_factor(matrix, lower=True)[0]
+    singular = ~jnp.all(jnp.diagonal(plain) ** 2 > diagonal)
+    factor = jax.lax.cond(
+        singular, lambda: cho_factor(matrix + jnp.diag(diagonal), lower=True)[0], lambda: plain
+    )
     unravel = _unravel(like)
-    return lambda b: unravel(cho_solve(factor, ravel_pytree(b)[0]))
+    return lambda b: unravel(cho_solve((factor, True), ravel_pytree(b)[0])), singular
 
 
 def _map_back_on_x(
@@ -173,24 +217,45 @@ def _gram_of_products(
     return 0.5 * (gram + gram.T)
 
 
-def _gram_of_rows(rows: Rows, on_x: bool, max_elements: int) -> Matrix:
-    """A A^T or A^T A for the dense rows A of all terms, from blocks of bounded size."""
-    like = jax.eval_shape(rows.terms[0].block, jnp.zeros(1, int))
-    p = like.shape[1]
+def _gram_of_rows(
+    system: NormalSystem, rows: Rows, on_x: bool, max_elements: int
+) -> tuple[Matrix, Bool[Array, ""], Products]:
+    """A A^T or A^T A of the dense rows A; whether A is the matrix of the products; the cost.
+
+    As many VJPs as an example has rows give those of all examples. One product more tells whether
+    they are the same where examples are together: it is compared with A times a vector.
+    """
+    like = system.source if rows.of_x else system.rhs
+    # Not ones, and not a multiple of anything: nothing must cancel by design.
+    probe = jnp.cos(jnp.arange(_size(like), dtype=jax.tree.leaves(like)[0].dtype))
+    product = (system.adjoint if rows.of_x else system.forward)(_unravel(like)(probe))
+    gram, image = _gram_and_product(rows, on_x, max_elements, probe)
+    want = ravel_pytree(product)[0]
+    scale = jnp.linalg.norm(want) + jnp.linalg.norm(image)
+    agree = jnp.linalg.norm(want - image) <= rows.tolerance * scale
+    vjps = max(term.per_example for term in rows.terms)
+    return gram, agree, ((vjps, 1) if rows.of_x else (1, vjps))
+
+
+def _gram_and_product(
+    rows: Rows, on_x: bool, max_elements: int, probe: Float[Array, " p"]
+) -> tuple[Matrix, Float[Array, " rows"]]:
+    """A A^T or A^T A, and A times a vector, from blocks of bounded size."""
+    p, terms = probe.size, rows.terms
     if on_x != rows.of_x:
-        gram = jnp.zeros((p, p), like.dtype)
-        for term in rows.terms:
-            gram = _add_outer_products(gram, term, max_elements // p)
-        return gram
-    if sum(term.examples * term.per_example for term in rows.terms) * p <= max_elements:
-        a = jnp.concatenate([term.block(jnp.arange(term.examples)) for term in rows.terms])
-        return _times(a, a.T)
-    strip = lambda a: (
-        jnp.concatenate(
-            [_over_blocks(term, max_elements // p, lambda b: _times(b, a.T)) for term in rows.terms]
-        ).T
+        gram, images = jnp.zeros((p, p), probe.dtype), []
+        for term in terms:
+            gram, image = _add_outer_products(gram, term, max_elements // p, probe)
+            images.append(image)
+        return gram, jnp.concatenate(images)
+    if sum(term.examples * term.per_example for term in terms) * p <= max_elements:
+        a = jnp.concatenate([term.block(jnp.arange(term.examples)) for term in terms])
+        return _times(a, a.T), _times(a, probe)
+    over_blocks = lambda fn: jnp.concatenate(
+        [_over_blocks(term, max_elements // p, fn) for term in terms]
     )
-    return jnp.concatenate([_over_blocks(term, max_elements // p, strip) for term in rows.terms])
+    gram = over_blocks(lambda a: over_blocks(lambda b: _times(b, a.T)).T)
+    return gram, over_blocks(lambda a: _times(a, probe[:, None]))[:, 0]
 
 
 def _blocks(term: TermRows, max_rows: int) -> Int[Array, "blocks size"]:
@@ -212,21 +277,18 @@ def _over_blocks(
     return blocks.reshape(-1, blocks.shape[-1])[: term.examples * term.per_example]
 
 
-def _add_outer_products(total: Matrix, term: TermRows, max_rows: int) -> Matrix:
-    """Adds A^T A of one term, some rows at a time."""
+def _add_outer_products(
+    total: Matrix, term: TermRows, max_rows: int, probe: Float[Array, " p"]
+) -> tuple[Matrix, Float[Array, " rows"]]:
+    """Adds A^T A of one term, some rows at a time; and A times a vector."""
 
-    def add(total: Matrix, numbers: Array) -> tuple[Matrix, None]:
+    def add(total: Matrix, numbers: Array) -> tuple[Matrix, Array]:
         real = jnp.repeat(numbers < term.examples, term.per_example)
         a = jnp.where(real[:, None], _block(term, numbers), 0)
-        return total + _times(a.T, a), None
+        return total + _times(a.T, a), _times(a, probe)
 
-    return jax.lax.scan(add, total, _blocks(term, max_rows))[0]
-
-
-def _products_of_rows(rows: Rows) -> Products:
-    """As many VJPs as an example has rows give those of all examples; checking them costs two."""
-    vjps = max(term.per_example for term in rows.terms) + 2 * len(rows.terms)
-    return (vjps, 0) if rows.of_x else (0, vjps)
+    total, images = jax.lax.scan(add, total, _blocks(term, max_rows))
+    return total, images.reshape(-1)[: term.examples * term.per_example]
 
 
 def _times(a: Array, b: Array) -> Array:

@@ -58,6 +58,7 @@ class CompositeSolution(NamedTuple):
         lower: the value of the maximisation.
         applies: how often :math:`A` was applied.
         adjoints: how often :math:`A^*` was applied.
+        solved: whether what was asked for was reached.
     """
 
     x: Vector
@@ -68,6 +69,7 @@ class CompositeSolution(NamedTuple):
     lower: Scalar
     applies: Int[Array, ""]
     adjoints: Int[Array, ""]
+    solved: Bool[Array, ""]
 
 
 class CompositeSolver(abc.ABC):
@@ -124,6 +126,7 @@ class ProximalGradient(CompositeSolver):
             lower=lower,
             applies=state.applies,
             adjoints=state.steps + state.looks + 1,
+            solved=jnp.asarray(True) if self.gap is None else upper - lower <= self.gap,
         )
 
     def _stop(self, problem: CompositeProblem, state: _State) -> _State:

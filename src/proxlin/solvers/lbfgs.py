@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from proxlin.solvers.system import Vector, count, dot
 
@@ -23,12 +23,14 @@ class SmoothSolution(NamedTuple):
         steps: steps taken.
         residual: norm of the last gradient relative to that of the first.
         evaluations: how often value and gradient were computed.
+        solved: whether the tolerance asked for was reached.
     """
 
     x: Vector
     steps: Int[Array, ""]
     residual: Float[Array, ""]
     evaluations: Int[Array, ""]
+    solved: Bool[Array, ""]
 
 
 class SmoothSolver(abc.ABC):
@@ -94,7 +96,8 @@ class LBFGS(SmoothSolver):
                 state,
             )
         residual = state.norm / jnp.where(first > 0, first, 1)
-        return SmoothSolution(state.x, state.steps, residual, state.evaluations)
+        solved = (residual <= self.tolerance) | (self.tolerance == 0)
+        return SmoothSolution(state.x, state.steps, residual, state.evaluations, solved)
 
 
 class _State(NamedTuple):

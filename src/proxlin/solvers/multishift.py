@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from proxlin.solvers.cg import without_products
+from proxlin.solvers.cg import rounding_status, without_products
 from proxlin.solvers.system import (
     LinearSolver,
     NormalSystem,
     Solution,
-    Status,
     Vector,
     add_scaled,
     count,
@@ -76,6 +75,7 @@ class MultiShiftCG(LinearSolver):
         misfit = scale(-1, image)
         if system.source is not None:
             misfit = add_scaled(system.source, -1, image)
+        diagonal = jnp.stack(basis.diagonal)
         return Solution(
             x=_combine(basis.vectors, y),
             misfit=misfit,
@@ -83,7 +83,7 @@ class MultiShiftCG(LinearSolver):
             residual=left / jnp.where(vanishes, 1, basis.length),
             forwards=count(self.max_steps),
             adjoints=count(self.max_steps - (0 if system.source is not None else 1)),
-            status=count(Status.OK),
+            status=rounding_status(system, jnp.max(diagonal), jnp.min(diagonal), misfit),
         )
 
 

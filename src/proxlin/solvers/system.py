@@ -23,17 +23,28 @@ Vector: TypeAlias = PyTree[Array]
 class Status(enum.IntEnum):
     """How a direction came about.
 
-    OK: as asked for. NON_FINITE: the value, the gradient or the direction is not finite; such a
-    step is never taken. BREAKDOWN: conjugate gradients met negative or non-finite curvature and
-    kept the last good iterate, which is still a descent direction. BAD_VALUE: a value that is not
-    allowed (gamma, a label, the weights, examples that are not independent) was found under
-    ``jit``, where it cannot raise; such a step is never taken.
+    OK: solved as asked. The inner steps asked for were made, or fewer were enough.
+
+    INEXACT: stopped early, but descending; the step may be taken. Conjugate gradients met
+    curvature that is not positive, or an iterate that does not descend, and kept the last one
+    that does; or gamma is so large that rounding may have changed the direction by a tenth and
+    more. ``BREAKDOWN`` is an older name of it.
+
+    ASCENT: what was computed is not a descent direction, so that something has gone wrong on the
+    way to it. Such a step is never taken.
+
+    NON_FINITE: the value, the gradient or the direction is not finite. Such a step is never taken.
+
+    BAD_VALUE: a value that is not allowed (gamma, a label, the weights, examples that are not
+    independent) was found under ``jit``, where it cannot raise. Such a step is never taken.
     """
 
     OK = 0
     NON_FINITE = 1
+    INEXACT = 2
     BREAKDOWN = 2
     BAD_VALUE = 3
+    ASCENT = 4
 
 
 class TermRows(NamedTuple):
@@ -56,12 +67,13 @@ class Rows(NamedTuple):
     Attributes:
         terms: the rows of each term, in their order in :math:`x` or :math:`M x`.
         of_x: whether rows belong to entries of :math:`x` (the dual) or of :math:`M x`.
-        agree: whether these rows are those of :math:`M`; costs two VJPs for each term.
+        tolerance: how much, relatively, rounding may make these rows differ from those of
+            :math:`M`; more is taken for another matrix.
     """
 
     terms: tuple[TermRows, ...]
     of_x: bool
-    agree: Callable[[], Bool[Array, ""]]
+    tolerance: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +90,7 @@ class NormalSystem:
         rhs: the right-hand side, or None.
         source: :math:`s`, or None.
         preimage: some :math:`v` with :math:`M v = s`, where one is known.
-        rows: dense rows for direct solvers, where examples are independent.
+        rows: makes dense rows for direct solvers, where examples are independent.
     """
 
     forward: Callable[[Vector], Vector]
@@ -87,7 +99,7 @@ class NormalSystem:
     rhs: Vector | None = None
     source: Vector | None = None
     preimage: Vector | None = None
-    rows: Rows | None = None
+    rows: Callable[[], Rows] | None = None
 
     def __post_init__(self) -> None:
         if (self.rhs is None) == (self.source is None):
@@ -102,7 +114,9 @@ class Solution(NamedTuple):
         misfit: :math:`s - M x`, or :math:`-M x` where there is no source: what the products
             computed on the way give for free, and more exactly than a subtraction at the end.
         steps: inner steps that were taken; zero for a direct solver.
-        residual: relative residual before the last step, NaN for a direct solver.
+        residual: the last relative residual that is known, NaN for a direct solver. It is the
+            one before the last step where that step was taken: the one after it would cost a
+            product more.
         forwards: how often :math:`M` was applied.
         adjoints: how often :math:`M^*` was applied.
         status: a :class:`Status`.

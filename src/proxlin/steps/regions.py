@@ -14,7 +14,7 @@ from proxlin.direction import Direction
 from proxlin.linearize import Params, algebra_dtype
 from proxlin.losses import each
 from proxlin.solvers.system import count, dot
-from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, rounding
+from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, known
 from proxlin.steps.searches import best_on_model
 from proxlin.subproblems import Scalar
 
@@ -27,12 +27,19 @@ class TrustRegion(StepRule):
         {\langle d, \nabla h \rangle - \tfrac12 \langle d, (G + I/\gamma) d \rangle}
 
     on the same batch, with both sides raised by the rounding of :math:`h`. A regularizer counts on
-    both sides. Below ``low`` gamma
-    shrinks, above ``high`` it grows, and a ratio that is not positive, or not finite, refuses the
-    step as well. Gamma does not grow while conjugate gradients are badly truncated: while they
-    leave more than ``max_residual`` of the subproblem unsolved, or realise less than half of the
-    decrease :math:`\tfrac12 \langle d, \nabla h \rangle` that an exact solution has. Few steps
-    solve a less regularised subproblem even less.
+    both sides. Below ``low`` gamma shrinks, above ``high`` it grows, and a ratio that is not
+    positive, or not finite, refuses the step as well. Where the subproblem has no usable solution,
+    gamma shrinks too. Where no more is predicted than rounding, the ratio says nothing: there is
+    nothing to lose, and gamma grows.
+
+    Gamma does not grow where the proximity term is not felt any more, :math:`\|d\|^2 / \gamma \le
+    \sqrt{\mathrm{eps}} \langle d, \nabla h \rangle`, so that it comes to rest at a minimum. Nor
+    does it grow while conjugate gradients are badly truncated, because few steps solve a less
+    regularized subproblem even less. They are when they realize less than half of the decrease
+    :math:`\tfrac12 \langle d, \nabla h \rangle` that an exact solution has; and when they leave
+    more than ``max_residual`` of the subproblem unsolved, unless the direction keeps half of the
+    slope of :math:`\gamma \nabla h`: no solution has more slope than that, so that at least half
+    of what there is to gain is gained.
 
     Attributes:
         gamma: the first gamma.
@@ -50,8 +57,8 @@ class TrustRegion(StepRule):
     high: float = 0.75
     shrink: float = 0.5
     grow: float = 2.0
-    min_gamma: float = 1e-8
-    max_gamma: float = 1e8
+    min_gamma: float = 1e-30
+    max_gamma: float = 1e30
     max_residual: float = 0.5
 
     def __post_init__(self) -> None:
@@ -59,7 +66,8 @@ class TrustRegion(StepRule):
             raise TypeError("TrustRegion adapts gamma itself: give a first number, not a schedule")
         check_positive(self, "gamma", "grow", "min_gamma", "max_gamma", "max_residual")
         check_fraction(self, "low", "high", "shrink")
-        if self.low > self.high or self.grow < 1 or self.min_gamma > self.max_gamma:
+        wrong = self.low > self.high, self.grow < 1, self.min_gamma > self.max_gamma
+        if any(map(known, wrong)):
             raise ValueError(f"{self}: needs low <= high, grow >= 1 and min_gamma <= max_gamma")
 
     def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
@@ -69,21 +77,28 @@ class TrustRegion(StepRule):
     def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
         """Compares the decrease with the prediction; one forward pass, at most one JVP."""
         direction = direction.with_prediction()
-        total, info, gamma = direction.total, direction.info, direction.gamma
-        one = jnp.ones_like(total)
-        slack = rounding(total)
-        ratio = (total - direction.along(one) + slack) / (info.predicted + slack)
+        info, gamma = direction.info, direction.gamma
+        one, (slack, looks) = jnp.ones_like(direction.total), _slack(direction)
+        info = info._replace(jvps=info.jvps + looks)
+        ratio = (direction.total - direction.along(one) + slack) / (info.predicted + slack)
         ratio = jnp.where(info.predicted >= 0, ratio, -one)
-        ratio = jnp.where(
-            _vanishes(direction.d), one, ratio
-        )  # a critical point: nothing to predict
+        # A critical point: nothing to predict.
+        ratio = jnp.where(_vanishes(direction.d), one, ratio)
         accepted = (ratio > 0) & jnp.isfinite(ratio)
-        solved = ~(info.residual > self.max_residual) & (info.predicted >= 0.25 * info.slope)
-        grows = accepted & (ratio > self.high) & solved
-        factor = jnp.where(grows, self.grow, jnp.where(ratio >= self.low, 1.0, self.shrink))
-        following = jnp.clip(gamma * factor.astype(gamma.dtype), self.min_gamma, self.max_gamma)
-        following = jnp.where(direction.usable, following, gamma)
+        blind = info.predicted <= slack
+        grows = accepted & (blind | (ratio > self.high)) & self._solved(direction)
+        keeps = accepted & (blind | (ratio >= self.low))
+        factor = jnp.where(grows, self.grow, jnp.where(keeps, 1.0, self.shrink))
+        factor = jnp.where(direction.usable, factor, self.shrink).astype(gamma.dtype)
+        following = jnp.clip(gamma * factor, self.min_gamma, self.max_gamma)
         return Step(one, direction.displacement(one), accepted, following, info, count(1))
+
+    def _solved(self, direction: Direction) -> Bool[Array, ""]:
+        """Whether the subproblem was solved well enough to be regularized less."""
+        info = direction.info
+        enough = ~(info.residual > self.max_residual) | (direction.fraction >= 0.5)
+        felt = direction.square > jnp.finfo(info.slope.dtype).eps ** 0.5 * info.slope
+        return enough & felt & (info.predicted >= 0.25 * info.slope)
 
 
 class SlopeMemory(NamedTuple):
@@ -136,7 +151,9 @@ class StochasticTrustRegion(StepRule):
     that with :math:`\langle \nabla h_S(w), s \rangle \le 2 h_S(w)`. The way to the lowest point of
     a parabola that is nowhere negative satisfies this, so that steps are shortened only where
     curvature is missing: when few examples of a batch still have a loss, and the model is taken
-    from others. Gamma shrinks then.
+    from others. Gamma shrinks then. A step whose slope promises :math:`h_S(w)` or more is looked at
+    before it is taken, by one forward pass; if the batch objective rises, the step is refused and
+    gamma halved.
 
     Costs one JVP, and one copy of the parameters in memory.
 
@@ -155,8 +172,8 @@ class StochasticTrustRegion(StepRule):
     width: float = 0.5
     rate: float = 0.05
     decay: float = 0.9
-    min_gamma: float = 1e-8
-    max_gamma: float = 1e8
+    min_gamma: float = 1e-30
+    max_gamma: float = 1e30
     composite: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -164,7 +181,8 @@ class StochasticTrustRegion(StepRule):
             raise TypeError(f"{type(self).__name__} adapts gamma itself: give a first number")
         check_positive(self, "gamma", "width", "rate", "min_gamma", "max_gamma")
         check_fraction(self, "decay")
-        if not math.isfinite(self.target) or self.min_gamma > self.max_gamma:
+        finite = isinstance(self.target, jax.core.Tracer) or math.isfinite(self.target)
+        if not finite or known(self.min_gamma > self.max_gamma):
             raise ValueError(f"{self}: needs a finite target and min_gamma <= max_gamma")
 
     def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
@@ -182,14 +200,26 @@ class StochasticTrustRegion(StepRule):
         lowest, info, change = best_on_model(direction)
         eta = jnp.minimum(lowest, _furthest(direction))
         way = direction.displacement(eta)
+        rises, looks = self._rises(direction, eta, way)
         curvature = eta**2 * direction.plin.curvature(change)
         ratio, bend, left = self._ratio(direction, memory)
         starting = memory.starting & (ratio > 0.1)
-        gamma = direction.gamma * self._factor(direction, eta, lowest, ratio, starting)
+        factor = self._factor(direction, eta, lowest, ratio, starting)
+        factor = jnp.where(direction.usable & ~rises, factor, 0.5).astype(ratio.dtype)
+        gamma = direction.gamma * factor
         gamma = jnp.clip(gamma, self.min_gamma, self.max_gamma)
         kept = SlopeMemory(way, curvature, bend, left, ratio, starting)
         kept = jax.tree.map(lambda new, old: new.astype(old.dtype), kept, memory)
-        return Step(eta, way, lowest > 0, gamma, info, count(0), kept)
+        return Step(eta, way, (lowest > 0) & ~rises, gamma, info, looks, kept)
+
+    def _rises(
+        self, direction: Direction, eta: Scalar, way: Params
+    ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
+        """Whether the objective rises where a step promises all of it; one forward pass there."""
+        promised = eta * direction.info.slope
+        much = direction.usable & (promised >= jnp.abs(direction.value))
+        after = jax.lax.cond(much, lambda: direction.objective(way), lambda: direction.value)
+        return ~(after <= direction.value + direction.rounding) & direction.usable, count(much)
 
     def _ratio(self, direction: Direction, memory: SlopeMemory) -> tuple[Scalar, Scalar, Scalar]:
         """What is left of slopes, and the two averages; one while there was no curvature yet."""
@@ -214,6 +244,14 @@ class StochasticTrustRegion(StepRule):
         factor = jnp.where(starting & (direction.fraction > 0.97), 2.0, factor)
         factor = jnp.where(eta < lowest, jnp.exp(-self.rate), factor)
         return jnp.where(lowest < 0.5, 0.5, factor).astype(ratio.dtype)
+
+
+def _slack(direction: Direction) -> tuple[Scalar, Int[Array, ""]]:
+    """The rounding of the objective; where little more is predicted, one JVP tells it better."""
+    slack = direction.rounding
+    near = direction.usable & (direction.info.predicted <= 1e4 * slack)
+    more = jax.lax.cond(near, direction.rounding_of_params, lambda: jnp.zeros_like(slack))
+    return slack + more, count(near)
 
 
 def _furthest(direction: Direction) -> Scalar:

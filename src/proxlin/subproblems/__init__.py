@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from proxlin.losses import Loss, Losses, each
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
@@ -54,6 +56,11 @@ def _check_loss(subproblem: Any, loss: Loss, solver: Any, regularizer: Regulariz
         _check_solver(subproblem, loss, solver, isinstance(regularizer, Zero))
 
 
+def has_momentum(momentum: Any) -> bool:
+    """Whether there is momentum, now or later: an array may be injected, whatever it is now."""
+    return isinstance(momentum, jax.Array) or bool(momentum != 0)
+
+
 def check_memory(
     subproblem: Any, solver: Any, regularizer: Regularizer, metric: Metric, momentum: float
 ) -> None:
@@ -64,10 +71,10 @@ def check_memory(
     """
     if not isinstance(metric, Metric):
         raise TypeError(f"metric must be one such as Kronecker() or Euclidean(), not {metric!r}")
-    if not 0 <= momentum < 1:
+    if not isinstance(momentum, jax.core.Tracer) and not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum!r}: give a number of at least 0 and below 1")
     curved = not isinstance(metric, Euclidean)
-    if not curved and momentum == 0:
+    if not curved and not has_momentum(momentum):
         return
     what = f"{metric}" if curved else f"momentum={momentum}"
     convex = getattr(subproblem, "func", subproblem) in (dual_convex, primal_convex)

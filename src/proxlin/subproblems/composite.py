@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
 
 from proxlin.linearize import Outputs, Params
 from proxlin.regularizers import Zero
@@ -65,18 +66,24 @@ def primal_composite(
     # With a regularizer the direction is the end of the prox arc, so that steps along it are
     # sparse; at the solution this changes nothing. The VJP is the one of the bounds.
     pull = None if smooth else pull_at(solution.image)
+    predicted = model_start(plin) - solution.upper
     return Subsolution(
         d=solution.x if smooth else proximity.conjugate_grad(pull),
         pull=pull,
-        predicted=model_start(plin) - solution.upper,
+        predicted=predicted,
         primal=solution.upper,
         dual=solution.lower,
         steps=solution.steps,
         residual=solution.residual,
         jvps=solution.applies,
         vjps=solution.adjoints,
-        status=count(Status.OK),
+        status=convex_status(solution.solved, predicted),
     )
+
+
+def convex_status(solved: Bool[Array, ""], predicted: Scalar) -> Int[Array, ""]:
+    """OK, or INEXACT where what was asked for was not reached, or the model rises along ``d``."""
+    return jnp.where(solved & ~(predicted < 0), count(Status.OK), count(Status.INEXACT))
 
 
 def model_start(plin: PartialLinearization) -> Scalar:

@@ -29,7 +29,7 @@ from proxlin.solvers import (
     Status,
 )
 from proxlin.solvers.system import add_scaled, count, dot
-from proxlin.subproblems.composite import model_start, primal_composite
+from proxlin.subproblems.composite import convex_status, model_start, primal_composite
 from proxlin.subproblems.plin import PartialLinearization, Proximity, Scalar, Subsolution
 from proxlin.subproblems.quadratic import dual_quadratic
 
@@ -127,17 +127,19 @@ def dual_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -
     )
     pull = add_scaled(plin.grad, 1, solution.image)
     d = proximity.conjugate_grad(pull)
+    predicted = model_start(plin) - solution.upper
+    status = convex_status(solution.solved, predicted)
     return Subsolution(
         d=d,
         pull=None if isinstance(plin.regularizer, Zero) else pull,
-        predicted=model_start(plin) - solution.upper,
+        predicted=predicted,
         primal=solution.upper,
         dual=solution.lower,
         steps=solution.steps,
         residual=solution.residual,
         jvps=solution.adjoints,
         vjps=solution.applies,
-        status=jnp.where(finite, count(Status.OK), count(Status.BAD_VALUE)),
+        status=jnp.where(finite, status, count(Status.BAD_VALUE)),
     )
 
 
@@ -162,17 +164,18 @@ def _primal_smooth(
     pull = add_scaled(plin.grad, -1, lin.vjp(grad(image)))
     primal = value(image) - dot(plin.grad, d) + dot(d, d) / (2 * gamma)
     conjugate = dot(grad(image), image) - value(image)
+    predicted = model_start(plin) - primal
     return Subsolution(
         d=d,
         pull=None,
-        predicted=model_start(plin) - primal,
+        predicted=predicted,
         primal=primal,
         dual=-conjugate - 0.5 * gamma * dot(pull, pull),
         steps=solution.steps,
         residual=solution.residual,
         jvps=solution.evaluations + 1,
         vjps=solution.evaluations + 1,
-        status=count(Status.OK),
+        status=convex_status(solution.solved, predicted),
     )
 
 

@@ -85,22 +85,14 @@ class PartialLinearization:
         r""":math:`\omega x`, example by example."""
         return jax.tree.map(lambda w, v: w[..., None] * v, self.weights, x)
 
-    def factor(self) -> Factor:
-        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs."""
+    def factors(self) -> PyTree[Factor]:
+        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs, of each term."""
         f = self.linearization.outputs
-        factors = each(weighted_factor, self.loss, f, self.targets, self.weights)
-        if isinstance(factors, Factor):
-            return factors
-        preimages = tuple(b.preimage for b in factors)
-        return Factor(
-            mv=lambda u: tuple(b.mv(x) for b, x in zip(factors, u, strict=True)),
-            rmv=lambda v: tuple(b.rmv(x) for b, x in zip(factors, v, strict=True)),
-            preimage=None if any(v is None for v in preimages) else preimages,
-        )
+        return each(_weighted_factor, self.loss, f, self.targets, self.weights)
 
     def curvature(self, change: Outputs) -> Scalar:
         r"""From :math:`J d`: :math:`\langle d, G d \rangle`, :math:`G` the Gauss-Newton matrix."""
-        root = self.factor().rmv(change)
+        root = joined(self.factors()).rmv(change)
         return dot(root, root)
 
     def predicted(self, d: Vector, gamma: Scalar, curvature: Scalar) -> Scalar:
@@ -123,7 +115,19 @@ def vector_of(x: Vector) -> Params:
     return x.vector if isinstance(x, Pair) else x
 
 
-def weighted_factor(
+def joined(factors: PyTree[Factor]) -> Factor:
+    """The factors of all terms as one."""
+    if isinstance(factors, Factor):
+        return factors
+    preimages = tuple(b.preimage for b in factors)
+    return Factor(
+        mv=lambda u: tuple(b.mv(x) for b, x in zip(factors, u, strict=True)),
+        rmv=lambda v: tuple(b.rmv(x) for b, x in zip(factors, v, strict=True)),
+        preimage=None if any(v is None for v in preimages) else preimages,
+    )
+
+
+def _weighted_factor(
     loss: Loss, outputs: Outputs, targets: PyTree, weights: Float[Array, "*n"]
 ) -> Factor:
     r"""The factor :math:`\sqrt{\omega} B` of the Hessian of one weighted loss."""

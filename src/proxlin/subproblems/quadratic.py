@@ -9,8 +9,9 @@ Hessians in the place of :math:`g` and :math:`B`, and :math:`M = J^* B`, they ar
 
 so that :math:`\alpha = g - B u` is the dual variable of the paper, and :math:`u = 0` is a
 gradient step. With momentum the linear term :math:`J^* g` becomes :math:`J^* g +
-\tfrac{\mu}{\gamma} P d_{\text{last}}`; with a metric :math:`P` the identity of parameter space
-becomes :math:`P`, and :math:`M = P^{-1} J^* B` with :math:`M^* = B^\top J` in its inner product.
+\tfrac{\mu}{\gamma} P_{\text{last}} d_{\text{last}}`; with a metric :math:`P` the identity of
+parameter space becomes :math:`P`, and :math:`M = P^{-1} J^* B` with :math:`M^* = B^\top J` in its
+inner product.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.checks import require
 from proxlin.linearize import Outputs, Params
-from proxlin.losses import Loss, each
+from proxlin.losses import Factor, Loss, each
 from proxlin.regularizers import Zero
 from proxlin.solvers import (
     CG,
@@ -42,8 +43,8 @@ from proxlin.subproblems.plin import (
     Proximity,
     Scalar,
     Subsolution,
+    joined,
     vector_of,
-    weighted_factor,
 )
 
 
@@ -68,7 +69,8 @@ def primal_quadratic(plin: PartialLinearization, gamma: Scalar, solver: Any = No
     Raises:
         TypeError: for a solver that cannot serve, or a loss without Hessian.
     """
-    factor = plin.factor()
+    factors = plin.factors()
+    factor = joined(factors)
     if not isinstance(plin.regularizer, Zero):
         start = plin.value(plin.linearization.outputs)
         return primal_composite(
@@ -83,7 +85,7 @@ def primal_quadratic(plin: PartialLinearization, gamma: Scalar, solver: Any = No
         adjoint=lambda v: plin.lift(plin.linearization.vjp(factor.mv(v))),
         shift=1 / gamma,
         rhs=plin.lift(plin.linear_term),
-        rows=_rows(plin, of_x=False),
+        rows=lambda: _rows(plin, factors, of_x=False),
     )
     solution = (solver or CG()).solve(system)
     curvature = dot(solution.misfit, solution.misfit)
@@ -153,7 +155,8 @@ def dual_quadratic(
     proximity = Proximity.of(plin, gamma)
     smooth = isinstance(plin.regularizer, Zero)
     solver = solver or CG()
-    factor = plin.factor()
+    factors = plin.factors()
+    factor = joined(factors)
     around = anchor(plin.grad)
     # B v = g says something of the linear term only where that is the gradient of these examples.
     known = plin.same_examples and plin.source is None
@@ -170,7 +173,7 @@ def dual_quadratic(
                 shift=proximity.strength,
                 source=source,
                 preimage=factor.preimage if known and smooth else None,
-                rows=_rows(plin, of_x=True),
+                rows=lambda: _rows(plin, factors, of_x=True),
             )
         )
         if not smooth:  # grad - M u from the misfit source - M u
@@ -191,24 +194,26 @@ def dual_quadratic(
     )
 
 
-def _rows(plin: PartialLinearization, *, of_x: bool) -> Rows:
-    """Rows of B^T J for a direct solver."""
+def _rows(plin: PartialLinearization, factors: PyTree[Factor], *, of_x: bool) -> Rows:
+    """Rows of B^T J for a direct solver, with the very factor of its products with M."""
     lin = plin.linearization
 
-    def one(
-        loss: Loss, outputs: Outputs, jacobian: Any, targets: PyTree, weights: Float[Array, "*n"]
-    ) -> TermRows:
+    def one(_: Loss, outputs: Outputs, jacobian: Any, factor: Factor) -> TermRows:
+        # The columns of B, and J^T of them. Of all examples at once, because the factor that
+        # eigh gives is not unique; and not B^T of the rows of J, which XLA:CPU of jaxlib 0.10.2
+        # miscompiles (a vmap over the last axis of v - sum(s * v), in float32 under jit).
+        column = lambda e: factor.mv(jnp.broadcast_to(e, outputs.shape))
+        b = jax.vmap(column, out_axes=-1)(jnp.eye(outputs.shape[-1], dtype=outputs.dtype))
+
         def rows(indices: Int[Array, " b"]) -> Float[Array, "rows p"]:
-            f, y, w = jax.tree.map(lambda x: x[indices], (outputs, targets, weights))
-            rmv = weighted_factor(loss, f, y, w).rmv
-            rows = jax.vmap(rmv, in_axes=-1, out_axes=-1)(jacobian(indices))
+            rows = jacobian(indices, b[indices])
             return rows.reshape(-1, rows.shape[-1])
 
         return TermRows(rows, outputs.shape[0], outputs[0].size)
 
-    terms = each(one, plin.loss, lin.outputs, lin.rows, plin.targets, plin.weights)
+    terms = each(one, plin.loss, lin.outputs, lin.rows, factors)
     return Rows(
         terms=(terms,) if isinstance(terms, TermRows) else terms,
         of_x=of_x,
-        agree=lin.examples_independent,
+        tolerance=lin.rounding**0.5,
     )

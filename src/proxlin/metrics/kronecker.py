@@ -1,105 +1,21 @@
-r"""Metrics of the proximity term, learnt from the gradients of the steps before.
-
-In a metric :math:`P` a prox-linear direction minimises the model of the objective plus
-:math:`\tfrac{1}{2 \gamma} \langle d, P d \rangle`. Without inner steps it is :math:`\gamma P^{-1}
-\nabla h`: the step of Adam or of Shampoo, if :math:`P` is theirs.
-"""
+r"""A metric in Kronecker factors, as those of Shampoo and KFAC."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.linearize import Params, algebra_dtype
+from proxlin.linearize import Params
+from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
 from proxlin.solvers.system import count
 
 Matrix = Float[Array, "rows columns"]
 Blocks = Float[Array, "blocks n columns"]
-Inverse = Callable[[Params], Params]
 _NEWTON_STEPS = 40  # each makes small eigenvalues more than twice as large
-
-
-class Metric(abc.ABC):
-    """A positive definite linear map of parameter space; a frozen dataclass, its state apart."""
-
-    @abc.abstractmethod
-    def init(self, params: Params) -> Any:
-        """The state before the first step."""
-
-    @abc.abstractmethod
-    def update(self, state: Any, grad: Params, taken: Int[Array, ""]) -> Any:
-        """Learns from the gradient of a step; ``taken`` counts the steps before it."""
-
-    @abc.abstractmethod
-    def inverse(self, state: Any, source: Params, taken: Int[Array, ""]) -> Inverse | None:
-        r""":math:`P^{-1}` for the step whose linear term is ``source``; None for the identity."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Euclidean(Metric):
-    """The identity, as in the paper."""
-
-    def init(self, params: Params) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def update(self, state: tuple[()], grad: Params, taken: Int[Array, ""]) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def inverse(self, state: tuple[()], source: Params, taken: Int[Array, ""]) -> None:
-        """The identity."""
-        return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagonal(Metric):
-    r"""The metric of Adam (Kingma and Ba, 2015).
-
-    .. math:: v \leftarrow \beta v + (1 - \beta)\, \nabla h^2, \qquad
-        P = \operatorname{diag}\bigl(\sqrt{\hat v} + \epsilon\bigr)
-
-    with :math:`\hat v` corrected for its start at zero.
-
-    Attributes:
-        decay: :math:`\beta`.
-        epsilon: what is added to the roots.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> metric = Diagonal()
-        >>> grad, none = jnp.array([4.0, -1.0]), jnp.asarray(0)
-        >>> state = metric.update(metric.init(grad), grad, none)
-        >>> jnp.round(metric.inverse(state, grad, none)(grad), 3)
-        Array([ 1., -1.], dtype=float32)
-    """
-
-    decay: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def init(self, params: Params) -> Params:
-        """Zeros."""
-        return _zeros(params)
-
-    def update(self, state: Params, grad: Params, taken: Int[Array, ""]) -> Params:
-        """Averages the squares."""
-        return _average(state, jax.tree.map(jnp.square, grad), self.decay)
-
-    def inverse(self, state: Params, source: Params, taken: Int[Array, ""]) -> Inverse:
-        """Divides by the roots."""
-        unbiased = _unbiased(state, self.decay, taken)
-        return lambda x: jax.tree.map(
-            lambda a, v: a / (jnp.sqrt(v) + self.epsilon).astype(a.dtype), x, unbiased
-        )
 
 
 class KroneckerState(NamedTuple):
@@ -107,12 +23,15 @@ class KroneckerState(NamedTuple):
 
     Attributes:
         moments: for each matrix, the averages of the blocks of :math:`G G^\top` and of those of
-            :math:`G^\top G`; for each vector, those of its squares.
+            :math:`G^\top G`; for each vector, those of its squares; in units of ``scales`` squared.
         roots: the inverse roots of the former and of the latter, as they were last computed.
+        scales: for each leaf, the size of its gradients, so that no square overflows. What the
+            roots are multiplied by does not matter.
     """
 
     moments: PyTree[Array]
     roots: PyTree[Array]
+    scales: PyTree[Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +77,7 @@ class Kronecker(Metric):
     epsilon: float = 1e-4
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
         if self.block_size < 1 or self.every < 1 or self.root not in (2, 4):
             raise ValueError(
                 f"{self}: block_size and every must be at least 1, and root must be 2 or 4"
@@ -166,34 +85,48 @@ class Kronecker(Metric):
 
     def init(self, params: Params) -> KroneckerState:
         """Zeros; the first step replaces the roots."""
-        zeros = jax.tree.map(lambda w: second_moments(w, self.block_size), _zeros(params))
-        return KroneckerState(zeros, zeros)
+        start = zeros(params)
+        moments = jax.tree.map(lambda w: second_moments(w, self.block_size), start)
+        return KroneckerState(moments, moments, jax.tree.map(_largest, start))
 
     def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
         """Averages the moments, and computes their roots at every so many steps."""
-        new = jax.tree.map(lambda g: second_moments(g, self.block_size), grad)
-        moments = _average(state.moments, new, self.decay)
+        grad = jax.tree.map(lambda g, s: g.astype(s.dtype), grad, state.scales)
+        decayed = lambda s, g: jnp.maximum(_largest(g), self.decay**0.5 * s)
+        scales = jax.tree.map(decayed, state.scales, grad)
+
+        def average(g: Array, old: Any, before: Array, after: Array) -> Any:
+            after = _or_one(after)
+            new = second_moments(g / after, self.block_size)
+            fade = self.decay * (before / after) ** 2
+            return jax.tree.map(lambda a, b: fade * a + (1 - self.decay) * b, old, new)
+
+        moments = jax.tree.map(average, grad, state.moments, state.scales, scales)
 
         def roots() -> PyTree[Array]:
             return jax.tree.map(
                 lambda g, s: inverse_roots(g, s, self.root, self.epsilon),
                 grad,
-                _unbiased(moments, self.decay, taken),
+                unbiased(moments, self.decay, taken),
             )
 
         keep = lambda: state.roots
-        return KroneckerState(moments, jax.lax.cond(taken % self.every == 0, roots, keep))
+        kept = jax.lax.cond(taken % self.every == 0, roots, keep)
+        return KroneckerState(moments, kept, scales)
 
     def inverse(self, state: KroneckerState, source: Params, taken: Int[Array, ""]) -> Inverse:
         """Multiplies by the roots from both sides."""
-        apply = lambda x, roots: precondition(x, roots, self.block_size)
-        lengths = jax.tree.map(lambda x, r: _ratio(x, apply(x, r)), source, state.roots)
-        return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, state.roots, lengths)
+        roots = jax.tree.map(
+            lambda x, own: jax.tree.map(lambda r: r.astype(x.dtype), own), source, state.roots
+        )
+        apply = lambda x, own: precondition(x, own, self.block_size)
+        lengths = jax.tree.map(lambda x, own: _ratio(x, apply(x, own)), source, roots)
+        return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, roots, lengths)
 
 
 def second_moments(g: Array, block_size: int) -> Any:
     r"""Diagonal blocks of :math:`G G^\top` and :math:`G^\top G`; the squares of a vector."""
-    if g.ndim < 2:
+    if _is_vector(g):
         return g * g
     matrix = _matrix(g)
     blocks = _split(matrix, block_size), _split(matrix.T, block_size)
@@ -202,15 +135,14 @@ def second_moments(g: Array, block_size: int) -> Any:
 
 def inverse_roots(g: Array, moments: Any, root: int, epsilon: float) -> Any:
     r""":math:`L^{-1/q}` and :math:`R^{-1/q}` for a matrix, :math:`v^{-2/q}` for a vector."""
-    if g.ndim < 2:
-        largest = _or_one(jnp.max(moments, initial=0))
-        return (moments + epsilon * largest) ** (-2 / root)
+    if _is_vector(g):
+        return (moments + epsilon * _or_one(_largest(moments))) ** (-2 / root)
     return tuple(_inverse_root(s, root, epsilon) for s in moments)
 
 
 def precondition(x: Array, roots: Any, block_size: int) -> Array:
     """A matrix times its roots from both sides; a vector times its own."""
-    if x.ndim < 2:
+    if _is_vector(x):
         return x * roots
     left, right = roots
 
@@ -259,11 +191,24 @@ def _or_one(x: Array) -> Array:
     return jnp.where(x > 0, x, jnp.ones_like(x))
 
 
+def _is_vector(x: Array) -> bool:
+    """Whether a leaf has no factors: a vector, a number, or nothing at all."""
+    return x.ndim < 2 or x.size == 0
+
+
+def _largest(x: Array) -> Float[Array, ""]:
+    return jnp.max(jnp.abs(x), initial=0)
+
+
 def _ratio(x: Array, y: Array) -> Float[Array, ""]:
-    """The length of x over that of y, one where y vanishes."""
-    length = jnp.linalg.norm(y.ravel())
-    vanishes = length == 0
-    return jnp.where(vanishes, 1, jnp.linalg.norm(x.ravel()) / jnp.where(vanishes, 1, length))
+    """The length of x over that of y, one where y vanishes; squares of neither overflow."""
+    scale = _largest(y)
+    vanishes = scale == 0
+    scale = jnp.where(vanishes, 1, scale)
+    length = jnp.linalg.norm((y / scale).ravel())
+    return jnp.where(
+        vanishes, 1, jnp.linalg.norm((x / scale).ravel()) / jnp.where(vanishes, 1, length)
+    )
 
 
 def _matrix(x: Array) -> Matrix:
@@ -277,23 +222,3 @@ def _split(matrix: Matrix, block_size: int) -> Blocks:
     size = -(-rows // blocks)
     padded = jnp.pad(matrix, [(0, blocks * size - rows), (0, 0)])
     return padded.reshape(blocks, size, -1)
-
-
-def _zeros(params: Params) -> Params:
-    dtype = algebra_dtype(params)
-    return jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
-
-
-def _average(old: PyTree[Array], new: PyTree[Array], decay: float) -> PyTree[Array]:
-    return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
-
-
-def _unbiased(average: PyTree[Array], decay: float, taken: Int[Array, ""]) -> PyTree[Array]:
-    """An average that started at zero, divided by the weights it has gathered."""
-    weights = lambda dtype: 1 - jnp.asarray(decay, dtype) ** (taken + 1).astype(dtype)
-    return jax.tree.map(lambda x: x / weights(x.dtype), average)
-
-
-def _check(metric: Any) -> None:
-    if not 0 <= metric.decay < 1 or not metric.epsilon > 0:
-        raise ValueError(f"{metric}: decay must lie between 0 and 1, and epsilon must be positive")

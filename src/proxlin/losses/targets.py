@@ -1,0 +1,126 @@
+"""Arrays from what people have: lists, memory maps, columns of tables, any dtype of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+# What NumPy has and JAX has not.
+_NARROWER = {np.dtype(np.longdouble): np.float64, np.dtype(np.clongdouble): np.complex128}
+
+
+def as_targets(targets: PyTree) -> PyTree[Array]:
+    """Targets as JAX arrays, of the dtypes they have; a list of numbers is one array.
+
+    Raises:
+        TypeError, ValueError: for what is not an array of numbers.
+    """
+    return jax.tree.map(lambda leaf: as_array("targets", leaf), targets, is_leaf=_is_numbers)
+
+
+def as_array(name: str, given: Any) -> Array:
+    """An array that keeps its dtype, as far as JAX has it.
+
+    Raises:
+        TypeError, ValueError: for what is not an array of numbers, and for integers that JAX would
+            cut off.
+    """
+    array = _read(name, given)
+    if isinstance(array, jax.Array):
+        return array
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if kept != array.dtype and kept.kind in "iu":
+        _check_range(name, array, kept)
+    return _converted(array, kept)
+
+
+def as_floats(name: str, given: Any, dtype: Any = None) -> Float[Array, "..."]:
+    """An array of floats, in a dtype or, by default, in the precision it has.
+
+    Integers and booleans have the default one, and float32 is the least.
+
+    Raises:
+        TypeError, ValueError: for what is not an array of real numbers.
+    """
+    array = _read(name, given)
+    check_real(name, array)
+    return _converted(array, _float_dtype(array.dtype) if dtype is None else dtype)
+
+
+def counts(dtype: Any) -> bool:
+    """Whether a dtype can number classes: integers, and booleans for 0 and 1."""
+    return bool(jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_))
+
+
+def check_one_array(loss: object, targets: Any) -> None:
+    """Raises TypeError unless the targets of a loss are one array, of real numbers."""
+    name = type(loss).__name__
+    if not hasattr(targets, "shape"):
+        raise TypeError(
+            f"{name}: targets are of type {type(targets).__name__}; give one array, such as "
+            "np.asarray(targets)"
+        )
+    check_real(f"{name}: targets", targets)
+
+
+def check_real(name: str, array: Any) -> None:
+    """Raises TypeError for complex numbers, of which a cast would drop a part."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"{name} of dtype {array.dtype}: give real numbers; write complex ones as their real "
+            "and imaginary parts"
+        )
+
+
+def _read(name: str, given: Any) -> Array | np.ndarray[Any, Any]:
+    if isinstance(given, np.ma.MaskedArray):
+        raise ValueError(
+            f"{name} are a masked array, and the mask would be lost; fill it by .filled(value), "
+            "and give weight zero to examples that do not count"
+        )
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(given)):
+        return jnp.asarray(given)  # traced ones too
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} are no array: {error}. Give rows of one length in np.asarray({name})"
+        ) from error
+    number = jnp.issubdtype(array.dtype, np.number) or counts(array.dtype)
+    if not number or array.dtype.kind == "m":  # timedelta64, an integer to NumPy
+        raise TypeError(
+            f"{name} are of type {type(given).__name__} and dtype {array.dtype}; give numbers, "
+            f"such as np.asarray({name}, dtype=float), and integers for labels"
+        )
+    return array.astype(_NARROWER.get(array.dtype, array.dtype), copy=False)
+
+
+def _check_range(name: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    range_ = np.iinfo(dtype)
+    outside = array[(array < range_.min) | (array > range_.max)]
+    if outside.size:
+        raise ValueError(
+            f"{name} hold {outside[0]}, which {dtype} does not; give floats or less, or enable 64 "
+            'bits by jax.config.update("jax_enable_x64", True)'
+        )
+
+
+def _converted(array: Array | np.ndarray[Any, Any], dtype: Any) -> Array:
+    # Too large a number becomes infinite, and the checks of values say so.
+    with np.errstate(over="ignore"):
+        return jnp.asarray(array, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _float_dtype(dtype: Any) -> Any:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.result_type(float)
+    return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
+
+
+def _is_numbers(tree: PyTree) -> bool:
+    """Whether this is a list, maybe of lists, of numbers, which has no arrays for leaves."""
+    return isinstance(tree, list) and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,16 @@
+r"""Metrics of the proximity term, learnt from the gradients of the steps before.
+
+In a metric :math:`P` a prox-linear direction minimises the model of the objective plus
+:math:`\tfrac{1}{2 \gamma} \langle d, P d \rangle`. Without inner steps it is :math:`\gamma P^{-1}
+\nabla h`: the step of Adam or of Shampoo, if :math:`P` is theirs.
+"""
+
+from proxlin.metrics.base import Diagonal as Diagonal
+from proxlin.metrics.base import Euclidean as Euclidean
+from proxlin.metrics.base import Inverse as Inverse
+from proxlin.metrics.base import Metric as Metric
+from proxlin.metrics.kronecker import Kronecker as Kronecker
+from proxlin.metrics.kronecker import KroneckerState as KroneckerState
+from proxlin.metrics.kronecker import inverse_roots as inverse_roots
+from proxlin.metrics.kronecker import precondition as precondition
+from proxlin.metrics.kronecker import second_moments as second_moments

@@ -1,0 +1,118 @@
+r"""What a metric is; the identity, and the one of Adam."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from proxlin.linearize import Params, algebra_dtype, cast_like
+
+Inverse = Callable[[Params], Params]
+
+
+class Metric(abc.ABC):
+    """A positive definite linear map of parameter space; a frozen dataclass, its state apart."""
+
+    @abc.abstractmethod
+    def init(self, params: Params) -> Any:
+        """The state before the first step."""
+
+    @abc.abstractmethod
+    def update(self, state: Any, grad: Params, taken: Int[Array, ""]) -> Any:
+        """Learns from the gradient of a step; ``taken`` counts the steps before it."""
+
+    @abc.abstractmethod
+    def inverse(self, state: Any, source: Params, taken: Int[Array, ""]) -> Inverse | None:
+        r""":math:`P^{-1}` for the step whose linear term is ``source``; None for the identity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Euclidean(Metric):
+    """The identity, as in the paper."""
+
+    def init(self, params: Params) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def update(self, state: tuple[()], grad: Params, taken: Int[Array, ""]) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def inverse(self, state: tuple[()], source: Params, taken: Int[Array, ""]) -> None:
+        """The identity."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(Metric):
+    r"""The metric of Adam (Kingma and Ba, 2015).
+
+    .. math:: v \leftarrow \beta v + (1 - \beta)\, \nabla h^2, \qquad
+        P = \operatorname{diag}\bigl(\sqrt{\hat v} + \epsilon\bigr)
+
+    with :math:`\hat v` corrected for its start at zero.
+
+    Attributes:
+        decay: :math:`\beta`.
+        epsilon: what is added to the roots.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> metric = Diagonal()
+        >>> grad, none = jnp.array([4.0, -1.0]), jnp.asarray(0)
+        >>> state = metric.update(metric.init(grad), grad, none)
+        >>> jnp.round(metric.inverse(state, grad, none)(grad), 3)
+        Array([ 1., -1.], dtype=float32)
+    """
+
+    decay: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def init(self, params: Params) -> Params:
+        """Zeros."""
+        return zeros(params)
+
+    def update(self, state: Params, grad: Params, taken: Int[Array, ""]) -> Params:
+        """Averages the squares."""
+        return average(state, jax.tree.map(jnp.square, cast_like(grad, state)), self.decay)
+
+    def inverse(self, state: Params, source: Params, taken: Int[Array, ""]) -> Inverse:
+        """Divides by the roots."""
+        roots = jax.tree.map(jnp.sqrt, unbiased(state, self.decay, taken))
+        # Squares that overflow must not end as a step of zero.
+        roots = jax.tree.map(lambda r: jnp.where(jnp.isfinite(r), r, jnp.nan), roots)
+        return lambda x: jax.tree.map(lambda a, r: a / (r + self.epsilon).astype(a.dtype), x, roots)
+
+
+def zeros(params: Params) -> Params:
+    """Zeros in the dtype of the algebra."""
+    dtype = algebra_dtype(params)
+    return jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
+
+
+def average(old: PyTree[Array], new: PyTree[Array], decay: float) -> PyTree[Array]:
+    """One step of an average that forgets."""
+    return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
+
+
+def unbiased(average: PyTree[Array], decay: float, taken: Int[Array, ""]) -> PyTree[Array]:
+    """An average that started at zero, divided by the weights it has gathered."""
+    weights = lambda dtype: 1 - jnp.asarray(decay, dtype) ** (taken + 1).astype(dtype)
+    return jax.tree.map(lambda x: x / weights(x.dtype), average)
+
+
+def check(metric: Any) -> None:
+    """Raises unless ``decay`` and ``epsilon``, where they are known, are allowed."""
+    if any(isinstance(value, jax.core.Tracer) for value in (metric.decay, metric.epsilon)):
+        return  # as when they are injected
+    if not 0 <= metric.decay < 1 or not metric.epsilon > 0:
+        raise ValueError(f"{metric}: decay must lie between 0 and 1, and epsilon must be positive")
