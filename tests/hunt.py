@@ -317,7 +317,7 @@ def _compare(config, dense, d, gamma, eps, c, residual) -> str | None:
     if steps is not None and not exact and steps < 300:
         want = dense.truncated(gamma, steps, dual)
         length = max(np.linalg.norm(want), np.finfo(float).tiny)
-        if 100 * c * eps * condition**2 > 1:
+        if steps > 2 or 100 * c * eps * condition**2 > 1:
             return None  # rounding changes the course of the iteration
         bound = 100 * c * eps * (1 + condition**2)
     else:
