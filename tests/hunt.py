@@ -311,12 +311,12 @@ def _compare(config, dense, d, gamma, eps, c, residual) -> str | None:
     steps = getattr(solver, "max_steps", None)
     least = max(0.0, float(np.linalg.eigvalsh(dense.matrix)[0])) + 1 / gamma
     want = dense.solve(gamma)
-    length = max(np.linalg.norm(want), np.finfo(float).tiny)
+    length = max(np.linalg.norm(want), 1e-150)
     condition = 1 + gamma * dense.stretch
     exact = steps is None or residual <= 100 * eps
     if steps is not None and not exact and steps < 300:
         want = dense.truncated(gamma, steps, dual)
-        length = max(np.linalg.norm(want), np.finfo(float).tiny)
+        length = max(np.linalg.norm(want), 1e-150)
         if steps > 2 or 100 * c * eps * condition**2 > 1:
             return None  # rounding changes the course of the iteration
         bound = 100 * c * eps * (1 + condition**2)
