@@ -142,7 +142,8 @@ class Direction:
         """What a change of outputs by four units of rounding can do to the objective."""
         sizes = lambda tree: jax.tree.map(jnp.abs, tree)
         pull = self.plin.pull(self.plin.linearization.outputs)
-        return 4 * _eps(self.value) * dot(sizes(pull), sizes(outputs))
+        size = dot(sizes(pull), sizes(outputs)).astype(self.value.dtype)
+        return 4 * _eps(self.value) * size
 
     @property
     def vector(self) -> Params:

@@ -249,7 +249,8 @@ class StochasticTrustRegion(StepRule):
 def _slack(direction: Direction) -> tuple[Scalar, Int[Array, ""]]:
     """The rounding of the objective; where little more is predicted, one JVP tells it better."""
     slack = direction.rounding
-    near = direction.usable & (direction.info.predicted <= 1e4 * slack)
+    predicted = direction.info.predicted
+    near = direction.usable & (predicted >= 0) & (predicted <= 1e4 * slack)
     more = jax.lax.cond(near, direction.rounding_of_params, lambda: jnp.zeros_like(slack))
     return slack + more, count(near)
 
