@@ -16,6 +16,7 @@ SOURCE = pathlib.Path(proxlin.__file__).parent
 # In the order of one step of training. `sdca` is a way of its own, past the networks.
 ROOMS = (
     "checks",
+    "arrays",
     "linearize",
     "losses",
     "batch",

@@ -168,13 +168,13 @@ def test_armijo_takes_the_first_stepsize_that_passes(name):
     assert backtracked >= 3  # otherwise max_eta would be compared with itself
 
 
-@pytest.mark.parametrize(("excess", "passes"), [(3, True), (1000, False)])
+@pytest.mark.parametrize(("excess", "passes"), [(0.7, True), (1.5, False)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_armijo_allows_for_rounding(dtype, excess, passes):
     value = np.asarray(0.75, dtype)
-    rounded = value * (1 + excess * np.finfo(dtype).eps)
-    assert rounded > value
-    found = synthetic(value, 1e-30, 0.0, rounded)
+    rounding = synthetic(value, 1e-30, 0.0, value).rounding
+    assert 4 * np.finfo(dtype).eps * value < rounding < 100 * np.finfo(dtype).eps
+    found = synthetic(value, 1e-30, 0.0, value + dtype(excess) * np.asarray(rounding))
     step = decide(proxlin.Armijo(max_backtracks=3), found)
     assert bool(step.accepted) is passes
     assert int(step.evaluations) == (1 if passes else 4)
@@ -475,17 +475,21 @@ def test_trust_region_refuses_a_direction_that_raises_its_own_model():
 
 
 @pytest.mark.parametrize(
-    ("residual", "predicted", "grows"),
+    ("residual", "predicted", "kept", "grows"),
     [
-        (0.49, 0.5, True),
-        (np.nan, 0.5, True),  # a direct solver has no residual
-        (0.1, 0.255, True),
-        (0.1, 0.245, False),  # less than half of the decrease of an exact solution
+        (0.49, 0.5, 0.4, True),
+        (0.51, 0.5, 0.4, False),  # much of the subproblem unsolved
+        (0.51, 0.5, 0.6, True),  # but no solution has much more slope
+        (np.nan, 0.5, 0.4, True),  # a direct solver has no residual
+        (0.1, 0.255, 0.4, True),
+        (0.1, 0.245, 0.4, False),  # less than half of the decrease of an exact solution
     ],
 )
-def test_trust_region_does_not_grow_on_truncated_solves(residual, predicted, grows):
+def test_trust_region_does_not_grow_on_truncated_solves(residual, predicted, kept, grows):
     # A decrease as large as the slope is more than any of these models promises.
     found = synthetic(1.0, slope=1.0, predicted=predicted, trial=0.0, residual=residual)
+    shorter = jax.tree.map(lambda x: kept / found.fraction * x, found.paired)
+    found = dataclasses.replace(found, paired=shorter)
     step = decide(proxlin.TrustRegion(), found)
     assert bool(step.accepted)
     assert float(step.gamma) == (2.0 if grows else 1.0)

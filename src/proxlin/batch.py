@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from proxlin.checks import require
 from proxlin.losses import Loss
-from proxlin.losses.targets import as_floats, as_targets
+from proxlin.arrays import as_floats, as_targets
 
 
 class Batch(NamedTuple):

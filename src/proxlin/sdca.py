@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from proxlin.checks import require
 from proxlin.losses import Loss
-from proxlin.losses.targets import as_array, as_floats, counts
+from proxlin.arrays import as_array, as_floats, counts
 from proxlin.solvers import CompositeProblem, ProximalGradient
 from proxlin.solvers.system import dot
 

@@ -32,8 +32,8 @@ class Info(NamedTuple):
         predicted: the decrease :math:`\langle d, \nabla h \rangle - \tfrac12 \langle d, (G +
             I/\gamma) d \rangle` that the quadratic model promises; NaN where nothing asked for it.
         steps: inner steps.
-        residual: relative residual of the subproblem before the last inner step (the one after
-            it would cost a product more); NaN for a direct solver.
+        residual: the last relative residual of the subproblem that is known, before the last
+            inner step (the one after it would cost a product more); NaN for a direct solver.
         jvps: Jacobian-vector products spent.
         vjps: vector-Jacobian products spent, the one for the gradient among them.
         status: a :class:`proxlin.Status`.

@@ -23,7 +23,7 @@ from proxlin.linearize import (
     check_params,
 )
 from proxlin.losses import Loss, weighted_grad, weighted_value
-from proxlin.losses.targets import as_floats
+from proxlin.arrays import as_floats
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
@@ -34,6 +34,7 @@ from proxlin.subproblems import (
     Subproblem,
     check_combination,
     check_memory,
+    check_momentum,
     dual_quadratic,
     has_momentum,
     vector_of,
@@ -121,7 +122,7 @@ class Oracle:
             per_example=bool(self.curvature_size or self.chunk_size),
         )
         gamma, gamma_ok = _checked_gamma(gamma, batch.dtype)
-        values_ok = batch.good & gamma_ok & _check_momentum(self.momentum)
+        values_ok = batch.good & gamma_ok & check_momentum(self.momentum)
         some = batch if self.curvature_size is None else self.terms.some(batch, self.curvature_size)
 
         lin = self._linearize(params, batch.inputs, args)
@@ -316,14 +317,6 @@ def _checked_gamma(gamma: Any, dtype: Any) -> tuple[Scalar, Bool[Array, ""]]:
         lambda g: g > 0, lambda g: f"gamma={gamma}: it must be a positive number", number
     )
     return number, good
-
-
-def _check_momentum(momentum: Any) -> Bool[Array, ""]:
-    return require(
-        lambda m: (m >= 0) & (m < 1),
-        lambda m: f"momentum={m}: give a number of at least 0 and below 1",
-        momentum,
-    )
 
 
 def _all_finite(tree: PyTree) -> Bool[Array, ""]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from proxlin.checks import require
 from proxlin.losses.base import Loss
-from proxlin.losses.targets import as_floats, as_targets
+from proxlin.arrays import as_floats, as_targets
 
 
 def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | None = None) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proxlin.losses.base import Factor, Loss, Outputs, PerExample
-from proxlin.losses.targets import check_one_array, counts
+from proxlin.arrays import check_one_array, counts
 
 Targets = Int[Array, "*n"] | Bool[Array, "*n"] | Float[Array, "*n k"]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proxlin.losses.base import Factor, Loss, Outputs, PerExample, per_example
-from proxlin.losses.targets import check_one_array
+from proxlin.arrays import check_one_array
 
 
 @dataclasses.dataclass(frozen=True)

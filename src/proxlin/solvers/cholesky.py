@@ -70,9 +70,8 @@ class Cholesky(LinearSolver):
         if self.max_elements < 1:
             raise ValueError(f"Cholesky(max_elements={self.max_elements}): give at least 1")
 
-    def solve(self, given: NormalSystem) -> Solution:
+    def solve(self, system: NormalSystem) -> Solution:
         """Forms the smaller Gram matrix, factorizes it and maps back."""
-        system = given
         x_like, image_like = _spaces(system)
         on_x = _size(x_like) <= _size(image_like)
         status = count(Status.OK)
@@ -84,16 +83,15 @@ class Cholesky(LinearSolver):
         else:
             gram = _gram_of_products(system, x_like, image_like, on_x, self.max_elements)
             forming = (gram.shape[0], gram.shape[0])
-        if _cancels(system, on_x):
-            system, raised = _with_raised_shift(system, gram)
-        else:
-            raised = jnp.asarray(False)
-        inverse, singular = _inverse(gram, system.shift, x_like if on_x else image_like)
-        status = jnp.where((raised | singular) & (status == 0), count(Status.INEXACT), status)
-        x, misfit, mapping = (_map_back_on_x if on_x else _map_back_on_image)(system, inverse)
+        shift = _least_shift(system, gram) if _cancels(system, on_x) else system.shift
+        inverse, singular = _inverse(gram, shift, x_like if on_x else image_like)
+        exact = ~singular & (shift == system.shift)
+        status = jnp.where(exact | (status != Status.OK), status, count(Status.INEXACT))
+        map_back = _map_back_on_x if on_x else _map_back_on_image
+        x, misfit, mapping = map_back(dataclasses.replace(system, shift=shift), inverse)
         if system.source is not None:
             # The direction is the misfit over the shift that was given.
-            misfit = scale(given.shift / system.shift, misfit)
+            misfit = scale(system.shift / shift, misfit)
         return Solution(
             x=x,
             misfit=misfit,
@@ -133,11 +131,9 @@ def _rounding(gram: Matrix) -> float:
     return (gram.shape[0] + 10) * float(jnp.finfo(gram.dtype).eps)
 
 
-def _with_raised_shift(system: NormalSystem, gram: Matrix) -> tuple[NormalSystem, Bool[Array, ""]]:
-    """The system of a smaller gamma, where a difference over the given shift would be noise."""
-    least = _rounding(gram) * jnp.max(jnp.diagonal(gram))
-    shift = jnp.maximum(system.shift, least)
-    return dataclasses.replace(system, shift=shift), shift > system.shift
+def _least_shift(system: NormalSystem, gram: Matrix) -> Float[Array, ""]:
+    """The shift, or the one of a smaller gamma where a difference over it would be noise."""
+    return jnp.maximum(system.shift, _rounding(gram) * jnp.max(jnp.diagonal(gram)))
 
 
 def _inverse(

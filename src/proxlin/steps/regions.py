@@ -216,10 +216,9 @@ class StochasticTrustRegion(StepRule):
         self, direction: Direction, eta: Scalar, way: Params
     ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
         """Whether the objective rises where a step promises all of it; one forward pass there."""
-        promised = eta * direction.info.slope
-        much = direction.usable & (promised >= jnp.abs(direction.value))
-        after = jax.lax.cond(much, lambda: direction.objective(way), lambda: direction.value)
-        return ~(after <= direction.value + direction.rounding) & direction.usable, count(much)
+        much = direction.usable & (eta * direction.info.slope >= jnp.abs(direction.value))
+        rises = lambda: ~(direction.objective(way) <= direction.value + direction.rounding)
+        return jax.lax.cond(much, rises, lambda: jnp.asarray(False)), count(much)
 
     def _ratio(self, direction: Direction, memory: SlopeMemory) -> tuple[Scalar, Scalar, Scalar]:
         """What is left of slopes, and the two averages; one while there was no curvature yet."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jaxtyping import Array, Bool
 
+from proxlin.checks import require
 from proxlin.losses import Loss, Losses, each
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
@@ -61,6 +63,15 @@ def has_momentum(momentum: Any) -> bool:
     return isinstance(momentum, jax.Array) or bool(momentum != 0)
 
 
+def check_momentum(momentum: Any) -> Bool[Array, ""]:
+    """Whether momentum is allowed; raises where that is known and false."""
+    return require(
+        lambda m: (m >= 0) & (m < 1),
+        lambda m: f"momentum={m!r}: give a number of at least 0 and below 1",
+        momentum,
+    )
+
+
 def check_memory(
     subproblem: Any, solver: Any, regularizer: Regularizer, metric: Metric, momentum: float
 ) -> None:
@@ -71,8 +82,7 @@ def check_memory(
     """
     if not isinstance(metric, Metric):
         raise TypeError(f"metric must be one such as Kronecker() or Euclidean(), not {metric!r}")
-    if not isinstance(momentum, jax.core.Tracer) and not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum!r}: give a number of at least 0 and below 1")
+    check_momentum(momentum)
     curved = not isinstance(metric, Euclidean)
     if not curved and not has_momentum(momentum):
         return
