@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
+from proxlin.arrays import as_floats, as_targets
 from proxlin.checks import require
 from proxlin.losses import Loss
-from proxlin.arrays import as_floats, as_targets
 
 
 class Batch(NamedTuple):

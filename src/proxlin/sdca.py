@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from proxlin.arrays import as_array, as_floats, counts
 from proxlin.checks import require
 from proxlin.losses import Loss
-from proxlin.arrays import as_array, as_floats, counts
 from proxlin.solvers import CompositeProblem, ProximalGradient
 from proxlin.solvers.system import dot
 

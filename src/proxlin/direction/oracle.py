@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
+from proxlin.arrays import as_floats
 from proxlin.batch import Batch
 from proxlin.checks import require
 from proxlin.direction.found import Direction, Info, Memory, descending, descends
@@ -23,7 +24,6 @@ from proxlin.linearize import (
     check_params,
 )
 from proxlin.losses import Loss, weighted_grad, weighted_value
-from proxlin.arrays import as_floats
 from proxlin.metrics import Euclidean, Metric
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status

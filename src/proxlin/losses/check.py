@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from proxlin.arrays import as_floats, as_targets
 from proxlin.checks import require
 from proxlin.losses.base import Loss
-from proxlin.arrays import as_floats, as_targets
 
 
 def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | None = None) -> None:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from proxlin.losses.base import Factor, Loss, Outputs, PerExample
 from proxlin.arrays import check_one_array, counts
+from proxlin.losses.base import Factor, Loss, Outputs, PerExample
 
 Targets = Int[Array, "*n"] | Bool[Array, "*n"] | Float[Array, "*n k"]
 

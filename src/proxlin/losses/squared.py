@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proxlin.losses.base import Factor, Loss, Outputs, PerExample, per_example
 from proxlin.arrays import check_one_array
+from proxlin.losses.base import Factor, Loss, Outputs, PerExample, per_example
 
 
 @dataclasses.dataclass(frozen=True)
