@@ -529,10 +529,12 @@ def test_momentum_in_a_metric_that_changes(metric, subproblem):
 # Everything else.
 
 
-def test_hunt():
+@settings(max_examples=4)
+@given(st.randoms(use_true_random=False).map(hunt.draw_config), st.integers(0, 2**31 - 1))
+def test_hunt(config, seed):
     """A few cases of what ``python -m tests.hunt`` draws by the thousand."""
-    wrong = [case for case in hunt.hunt(20, seed=5, per_config=5) if case[2]]
-    assert not wrong, wrong
+    for case in range(seed, seed + (5 if config.jit else 1)):
+        assert hunt.failure(config, case) is None, case
 
 
 def test_the_hunt_finds_what_is_wrong(monkeypatch):
