@@ -68,7 +68,7 @@ benchmark: $(VENV)/.installed-bench ## speed of the directions, as ratios to a g
 
 # The tree of Python code besides src/, as far as it exists.
 CODE := src $(wildcard tests docs/*.py benchmarks examples)
-TEXT := $(CODE) $(wildcard *.md docs/*.md docs/guide)
+TEXT := $(CODE) $(wildcard *.md docs/*.md docs/*/*.md results/*.md)
 
 lint: $(VENV)/.installed-test ## style (ruff), types (mypy), spelling (codespell)
 	@$(BIN)/ruff check $(CODE)
@@ -80,7 +80,7 @@ format: $(VENV)/.installed-test ## rewrite the code in the house style
 	@$(BIN)/ruff check --fix-only --quiet $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
-# Each worker begins with a run of neighbours, which share what is compiled, and helps out at the end.
+# Each worker begins with a run of neighbors, which share what is compiled, and helps out at the end.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Apart, because tests/conftest.py turns double precision on and docstrings show JAX as it comes.

@@ -27,8 +27,7 @@ import proxlin
 from proxlin.bench import records, tasks
 from proxlin.bench.environment import environment
 from proxlin.bench.train import EVALUATION_BATCH, State, evaluator
-from proxlin.solvers.system import add_scaled, scale
-from proxlin.subproblems import PartialLinearization, Scalar, Subsolution, vector_of
+from proxlin.extend import ConvexModel, Proximity, Subproblem, Subsolution, add_scaled, plain
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 BATCH = 256
@@ -41,19 +40,27 @@ AUTO: dict[str, Any] = {
 }
 
 
-def warm_started(plin: PartialLinearization, gamma: Scalar, solver: proxlin.CG) -> Subsolution:
+@dataclasses.dataclass(frozen=True)
+class WarmStarted(Subproblem):
     r"""Martens' warm start: from :math:`\mu d_{\text{last}}`, but with proximity to zero.
 
-    The linear term has the momentum :math:`\tfrac{\mu}{\gamma} P d_{\text{last}}`, which gives the
+    The momentum :math:`s = \tfrac{\mu}{\gamma} P d_{\text{last}}` of the proximity term gives the
     start; what is solved is the system of the way from there to the direction.
     """
-    past = add_scaled(plin.linear_term, -1, plin.grad)
-    start = scale(gamma, plin.lift(past))
-    factor, lin = plin.factor(), plin.linearization
-    curved = lin.vjp(factor.mv(factor.rmv(lin.jvp(vector_of(start)))))
-    left = add_scaled(add_scaled(plin.grad, -1, past), -1, curved)
-    found = proxlin.primal_quadratic(dataclasses.replace(plin, source=left), gamma, solver)
-    return found._replace(d=add_scaled(start, 1, found.d), predicted=None)
+
+    def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
+        """Solves it in the primal."""
+        momentum = proximity.momentum
+        start = proximity.conjugate_grad(proximity.precondition(momentum))
+        factors = model.factors()
+        curved = model.vjp(factors.mv(factors.rmv(model.jvp(plain(start)))))
+        rest = add_scaled(add_scaled(model.grad, -1, momentum), -1, curved)
+        solved = proxlin.primal_quadratic.solve(
+            dataclasses.replace(model, grad=rest),
+            dataclasses.replace(proximity, momentum=None),
+            solver,
+        )
+        return solved._replace(d=add_scaled(start, 1, solved.d), predicted=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +98,7 @@ PIECES: dict[str, dict[str, Any]] = {
     "CG(1)": {"solver": proxlin.CG(1)},
     "CG(4)": {"solver": proxlin.CG(4)},
     "primal, CG(3)": {"subproblem": proxlin.primal_quadratic, "solver": proxlin.CG(3)},
-    "primal, CG(3) from the last step": {"subproblem": warm_started, "solver": proxlin.CG(3)},
+    "primal, CG(3) from the last step": {"subproblem": WarmStarted(), "solver": proxlin.CG(3)},
     "curvature of 128 examples": {"curvature_size": 128},
     "curvature of 8 examples": {"curvature_size": 8},
     "1 sampled label": {"loss": SampledLabels(labels=1)},

@@ -5,7 +5,7 @@
 The perceptron of the demo, batch 128. Three settings: inputs scaled to [0, 1] with gamma 1, the
 same with gamma 100, where few dual steps are fragile, and inputs left at 0 to 16, where the first
 outputs saturate the loss. A cell gives the range over the seeds. Results go to
-``benchmarks/results``; these are the tables of ``docs/guide/choosing.md``.
+``benchmarks/results``; these are the tables of ``docs/how-to/choosing.md``.
 """
 
 from __future__ import annotations

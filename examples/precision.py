@@ -27,7 +27,7 @@ import proxlin
 from proxlin.bench.environment import environment
 
 jax.config.update("jax_enable_x64", True)  # before any array is made
-# Cholesky factorisations are OpenBLAS's, whose threads wait busily: where anything else is at work
+# Cholesky factorizations are OpenBLAS's, whose threads wait busily: where anything else is at work
 # on the same cores, they become many times slower. The library is loaded at the first of them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -66,7 +66,7 @@ def network(params, x):
 
 
 def first_params(sizes, seed):
-    """Glorot's initialisation."""
+    """Glorot's initialization."""
     glorot = jax.nn.initializers.glorot_normal(dtype=jnp.float64)
     keys = jax.random.split(jax.random.key(seed), len(sizes) - 1)
     return [
@@ -202,7 +202,7 @@ def draw(problem, runs, path):
 
     figure, axes = plt.subplots(figsize=(7.2, 4.2))
     colors = dict(zip(METHODS, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
-    labelled = set()
+    labeled = set()
     for run in runs:
         name = run["method"]
         seconds, _, _, errors = zip(*run["curve"][1:], strict=True)
@@ -211,9 +211,9 @@ def draw(problem, runs, path):
             errors,
             color=colors[name],
             linewidth=2 if name == "prox-linear" else 1,
-            label=None if name in labelled else name,
+            label=None if name in labeled else name,
         )
-        labelled.add(name)
+        labeled.add(name)
     seeds = sorted({run["seed"] for run in runs})
     axes.set(xlabel="seconds", ylabel="relative L2 error", yscale="log")
     axes.set_title(f"{problem.title}, seeds {seeds}", fontsize=10)

@@ -21,7 +21,7 @@ ALPHA = 0.3
 L1 = proxlin.L1(ALPHA)
 STEPS = {"fixed": proxlin.Fixed, "armijo": proxlin.Armijo, "trust": proxlin.TrustRegion}
 zeros = lambda grad: jax.tree.map(jnp.zeros_like, grad)
-biased = functools.partial(proxlin.dual_quadratic, anchor=zeros)  # as the paper has it
+biased = proxlin.DualQuadratic(anchor=zeros)  # as the paper has it
 
 
 def linear(w, inputs):
@@ -119,8 +119,8 @@ def test_without_inner_steps_it_is_the_proximal_gradient_step(gamma):
 # ---------------------------------------------------------------- fixed points
 
 
-def lasso_minimiser():
-    """The minimiser of the Lasso to rounding: the support of sklearn, then a linear system."""
+def lasso_minimizer():
+    """The minimizer of the Lasso to rounding: the support of sklearn, then a linear system."""
     _, x, y = (np.asarray(a) for a in regression())
     found = Lasso(ALPHA, fit_intercept=False, tol=1e-10, max_iter=10**5).fit(x, y[:, 0]).coef_
     on = found != 0
@@ -135,21 +135,21 @@ def lasso_minimiser():
 
 
 @pytest.mark.parametrize("gamma", [1.0, 3.0])
-def test_the_minimiser_is_a_fixed_point_for_the_gradient_as_anchor_only(gamma):
+def test_the_minimizer_is_a_fixed_point_for_the_gradient_as_anchor_only(gamma):
     _, x, y = regression()
-    w = jnp.asarray(lasso_minimiser())
+    w = jnp.asarray(lasso_minimizer())
     for solver in (proxlin.CG(2), proxlin.Cholesky()):
         run = functools.partial(
             direction, proxlin.Squared(), L1, gamma, (w, x, y), linear, solver=solver
         )
         assert np.linalg.norm(run()[1]) < 1e-13
-        # the anchor of the paper moves away from the minimiser, and not by rounding
+        # the anchor of the paper moves away from the minimizer, and not by rounding
         assert np.linalg.norm(run(subproblem=biased)[1]) > 0.01
 
 
 def test_fixed_points_of_the_exact_subproblems():
     _, x, y = regression()
-    w = jnp.asarray(lasso_minimiser())
+    w = jnp.asarray(lasso_minimizer())
     for subproblem in (proxlin.primal_quadratic, proxlin.dual_convex):
         (_, info), d = direction(
             proxlin.Squared(), L1, 3.0, (w, x, y), linear, subproblem=subproblem
@@ -202,10 +202,10 @@ def test_passes_approach_the_exact_subproblem():
 
     # One pass after the other, each anchored where the last one ended.
     def chained(u, _):
-        subproblem = functools.partial(proxlin.dual_quadratic, anchor=lambda grad: u)
+        subproblem = proxlin.DualQuadratic(anchor=lambda grad: u)
         oracle = Oracle(linear, proxlin.Squared(), subproblem, proxlin.Cholesky(), L1)
         solved = oracle.direction(w, x, y, (), 1.0, None)
-        return solved.pull, solved.d
+        return solved.solved.dual_image, solved.d
 
     ends = jax.jit(lambda u: jax.lax.scan(chained, u, length=200)[1])(info.grad)
     errors = [cases.relative_error(cases.flat(d), cases.flat(exact)) for d in ends]
@@ -213,9 +213,7 @@ def test_passes_approach_the_exact_subproblem():
     assert errors[3] < 0.5 * errors[0]
     assert errors[-1] < 1e-6
     # and this is what `passes` does
-    third = run(
-        subproblem=functools.partial(proxlin.dual_quadratic, passes=3), solver=proxlin.Cholesky()
-    )[1]
+    third = run(subproblem=proxlin.DualQuadratic(passes=3), solver=proxlin.Cholesky())[1]
     np.testing.assert_allclose(third, ends[2], rtol=1e-9, atol=1e-12)
 
 
@@ -310,7 +308,7 @@ def test_armijo_takes_the_first_point_of_the_arc_that_passes():
     def run(params):
         d = oracle().direction(params, inputs, targets, (), gamma, None)
         updates, state = opt.update(None, opt.init(params), params, inputs=inputs, targets=targets)
-        return d.pull, d.info.grad, updates, state
+        return d.solved.dual_image, d.info.grad, updates, state
 
     pull, grad, updates, state = run(params)
     start = composite(*problem)
@@ -358,17 +356,22 @@ def test_search_falls_back_to_the_arc_of_the_gradient():
     @jax.jit
     def run(params):
         good = oracle().direction(params, inputs, targets, (), gamma, None)
-        uphill = jax.tree.map(lambda g, w: -3 * g - 2 * w, good.plin.grad, params)
-        step = rule.step(dataclasses.replace(good, pull=uphill), jnp.asarray(0))
+        uphill = jax.tree.map(lambda g, w: -3 * g - 2 * w, good.model.grad, params)
+        step = rule.step(
+            dataclasses.replace(good, solved=good.solved._replace(dual_image=uphill)),
+            jnp.asarray(0),
+        )
         return uphill, good.info.grad, step.eta, step.displacement, step.accepted, step.evaluations
 
-    uphill, grad, eta, way, accepted, evaluations = run(params)
+    uphill, grad, eta, displacement, accepted, evaluations = run(params)
     assert promised(params, trial(params, uphill, gamma, 1.0), grad) < 0
     assert accepted
     assert eta == 1
     assert evaluations == backtracks + 2
     after = trial(params, grad, gamma, 1.0)
-    np.testing.assert_allclose(cases.flat(params) - cases.flat(way), cases.flat(after), atol=1e-14)
+    np.testing.assert_allclose(
+        cases.flat(params) - cases.flat(displacement), cases.flat(after), atol=1e-14
+    )
     assert composite(after, inputs, targets) < composite(*problem)
 
 

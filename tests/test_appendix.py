@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import proxlin
+from proxlin.proximity import Proximity
 from proxlin.solvers import LinearSolver
-from proxlin.subproblems import Proximity
 from tests import cases
 
 seeds = st.integers(0, 2**31)
@@ -89,13 +89,13 @@ gammas = st.sampled_from([0.25, 1.0, 8.0])
 
 @functools.partial(jax.jit, static_argnums=0)
 def proximity_at(name, gamma, w, u, d):
-    r = Proximity(gamma, REGULARIZERS[name], w)
+    r = Proximity(gamma, w, REGULARIZERS[name])
     return r.conjugate(u), r.conjugate_grad(u), r.value(d), r.strength
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def slope_of_conjugate(name, gamma, w, u):
-    r = Proximity(gamma, REGULARIZERS[name], w)
+    r = Proximity(gamma, w, REGULARIZERS[name])
     step = 1e-6
     basis = jnp.eye(u.size).reshape(-1, *u.shape)
     ends = [jax.vmap(lambda e, s=s: r.conjugate(u + s * e))(basis) for s in (step, -step)]
@@ -159,7 +159,7 @@ def systems(gamma: float):
 
 def matrix_of(system) -> tuple[np.ndarray, np.ndarray]:
     """shift I + M* M and the right-hand side, dense."""
-    rhs = system.rhs if system.rhs is not None else system.adjoint(system.source)
+    rhs = system.rhs if system.rhs is not None else system.adjoint(system.data)
     flat, unravel = jax.flatten_util.ravel_pytree(rhs)
 
     def product(e):
@@ -299,7 +299,7 @@ SMOOTH = {
 
 @functools.partial(jax.jit, static_argnums=0)
 def errors(name, w, u, x, y):
-    """The errors at w + u of the partial and of the full linearisation, for each example."""
+    """The errors at w + u of the partial and of the full linearization, for each example."""
     loss = SMOOTH[name][0]
     lin = proxlin.linearize(unit, w, x)
     change = lin.jvp(u)
@@ -329,7 +329,7 @@ def sample(seed: int):
 
 @pytest.mark.parametrize("name", SMOOTH)
 @given(seed=seeds, size=st.sampled_from([1e-3, 0.1, 1.0, 10.0]))
-def test_error_bounds_of_the_linearisations(name, seed, size):
+def test_error_bounds_of_the_linearizations(name, seed, size):
     w, u, x, y = sample(seed)
     u = size * u
     curvature, slope = constants(x)
@@ -368,7 +368,7 @@ def test_constants_of_the_bounds_hold(name):
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_ratio_of_the_errors_on_random_directions(name):
-    """The partial linearisation has the better bound; the better error it has near a fit.
+    """The partial linearization has the better bound; the better error it has near a fit.
 
     Away from one, where the slope of the loss is as large as its constant, both share the error
     of the network, and neither is better for all directions.

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 import proxlin
 from proxlin.bench import models
-from proxlin.steps import SlopeMemory
+from proxlin.steps import SlopeState
 from tests.cases import dense, flat, network, problem
 from tests.test_steps import direction
 
@@ -20,11 +20,11 @@ RULE = proxlin.StochasticTrustRegion(gamma=0.5, decay=0.75)
 
 
 def remembered(found, curvature, left, starting=True):
-    """A memory whose averages, after this step, are those of one last step alone."""
-    grad = found.plin.grad
+    """A state whose averages, after this step, are those of one last step alone."""
+    grad = found.model.grad
     unit = jax.tree.map(lambda g: g * (left / jnp.sum(ravel_pytree(grad)[0] ** 2)), grad)
     zero = jnp.zeros(())
-    return SlopeMemory(unit, jnp.asarray(curvature), zero, zero, zero, jnp.asarray(starting))
+    return SlopeState(unit, jnp.asarray(curvature), zero, zero, zero, jnp.asarray(starting))
 
 
 # the rule ---------------------------------------------------------------------------------------
@@ -51,9 +51,9 @@ def test_the_ratio_is_what_the_next_batch_finds_left_of_the_slope(curvature_size
 def test_slopes_are_averaged_before_they_are_divided():
     found = direction()
     before = remembered(found, curvature=2.0, left=-1.0)._replace(
-        bend=jnp.asarray(4.0), left=jnp.asarray(3.0)
+        mean_curvature=jnp.asarray(4.0), mean_slope=jnp.asarray(3.0)
     )
-    ratio = RULE.step(found, jnp.asarray(1), before).memory.ratio
+    ratio = RULE.step(found, jnp.asarray(1), before).state.ratio
     assert float(ratio) == pytest.approx((0.75 * 3 - 0.25) / (0.75 * 4 + 0.25 * 2))
 
 
@@ -69,7 +69,7 @@ def test_slopes_are_averaged_before_they_are_divided():
 )
 def test_gamma_follows_the_ratio(left, factor):
     found = direction(gamma=1.0)
-    assert found.fraction < 0.97  # curvature is felt
+    assert found.kept_slope < 0.97  # curvature is felt
     step = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, left))
     assert float(step.eta) > 0.5
     assert float(step.gamma) == pytest.approx(factor)
@@ -77,12 +77,12 @@ def test_gamma_follows_the_ratio(left, factor):
 
 def test_gamma_doubles_while_curvature_is_not_felt():
     found = direction(gamma=1e-4)
-    assert found.fraction > 0.99
+    assert found.kept_slope > 0.99
     longer = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, 0.9))
     assert float(longer.gamma) == pytest.approx(2e-4)
     turned = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, -5.0))
     assert float(turned.gamma) == pytest.approx(1e-4 * np.exp(-RULE.rate))
-    assert longer.memory.starting and not turned.memory.starting
+    assert longer.state.starting and not turned.state.starting
     # Where losses vanish curvature does too, and one lucky batch must not double gamma.
     later = RULE.step(found, jnp.asarray(1), remembered(found, 1.0, 0.9, starting=False))
     assert float(later.gamma) == pytest.approx(1e-4 * np.exp(RULE.rate))
@@ -94,7 +94,7 @@ def test_the_fraction_is_that_of_dense_matrices():
     gamma = 3.0
     d = np.linalg.solve(gauss_newton + np.eye(len(grad)) / gamma, grad)
     found = direction("squared", gamma, solver=proxlin.CG(60))
-    assert float(found.fraction) == pytest.approx(d @ grad / (gamma * grad @ grad))
+    assert float(found.kept_slope) == pytest.approx(d @ grad / (gamma * grad @ grad))
 
 
 def test_gamma_is_halved_where_the_model_is_lowest_early():
@@ -320,7 +320,7 @@ def test_a_refused_step_leaves_what_was_learnt_as_it_was():
     updates, after = opt.update(None, state, params, inputs=bad, targets=targets)
     assert not flat(updates).any()
     assert int(after.refused) == 1
-    for kept in ("gamma", "memory", "rule"):
+    for kept in ("gamma", "proximity", "rule"):
         for a, b in zip(
             jax.tree.leaves(getattr(state, kept)),
             jax.tree.leaves(getattr(after, kept)),

@@ -368,9 +368,9 @@ def test_map_params_finds_trees_like_the_parameters_alone(method):
     mapped = optax.tree.map_params(make(method), lambda v: v + 1, state)
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), mapped, state)
     likes = LIKES.get(method, 0)
-    factors = len(jax.tree.leaves(state.memory.metric)) if method in FACTORED else 0
+    factors = len(jax.tree.leaves(state.proximity.metric)) if method in FACTORED else 0
     assert sum(jax.tree.leaves(changed)) == likes * len(params) + factors
-    assert not any(jax.tree.leaves(changed._replace(then=(), memory=(), rule=())))
+    assert not any(jax.tree.leaves(changed._replace(then=(), proximity=(), rule=())))
     if not factors:
         replaced = optax.tree.map_params(make(method), lambda _, w: w, state, params)
         kept = sum(w is v for v in jax.tree.leaves(replaced) for w in jax.tree.leaves(params))

@@ -231,7 +231,7 @@ def test_conjugate_is_infinite_off_the_domain(name, away):
 
 
 def primal_prox(name: str, y, z, sigma: float) -> np.ndarray:
-    """The minimiser of the loss plus (sigma / 2) ||f - z / sigma||^2, without any conjugate."""
+    """The minimizer of the loss plus (sigma / 2) ||f - z / sigma||^2, without any conjugate."""
     y = one_hot(y)
     if name == "sparsemax":
         f = np.zeros(K)
@@ -256,7 +256,7 @@ def test_moreau(name, z, sigma, label, seed):
 
 
 def away_from_kinks(f) -> bool:
-    """Whether the support stays the same in a neighbourhood."""
+    """Whether the support stays the same in a neighborhood."""
     f = np.asarray(f)
     mu = reference_projection(f)
     tau = np.max(f) - np.max(mu)
@@ -456,7 +456,7 @@ def small_hinge_problem():
 
 
 def hinge_quadratic_program(gamma: float, weights) -> np.ndarray:
-    """The direction by SLSQP: minimise over d and a bound t_i on the maximum of each example."""
+    """The direction by SLSQP: minimize over d and a bound t_i on the maximum of each example."""
     params, inputs, targets = small_hinge_problem()
     flat, unravel = ravel_pytree(params)
     outputs = np.asarray(cases.network(params, inputs))
@@ -510,9 +510,9 @@ UNFIT = {
         {"subproblem": proxlin.primal_quadratic},
         r"primal_quadratic needs a Hessian factor, which Hinge\(\) .*subproblem=dual_convex",
     ),
-    "hinge partial": (
+    "hinge two passes": (
         HINGE,
-        {"subproblem": functools.partial(proxlin.dual_quadratic, passes=2)},
+        {"subproblem": proxlin.DualQuadratic(passes=2)},
         r"dual_quadratic needs a Hessian factor",
     ),
     "hinge primal_convex": (

@@ -224,7 +224,11 @@ def test_recording_sees_work():
         (dict(loss=softmax_cross_entropy), TypeError, r"wrap a convex function as FromFunction"),
         (dict(loss=proxlin.Logistic), TypeError, r"must be a proxlin.Loss such as Logistic\(\)"),
         (dict(model=PARAMS), TypeError, r"model must be a function model\(params, inputs\)"),
-        (dict(subproblem="dual"), TypeError, "subproblem must be a function .*not 'dual'"),
+        (
+            dict(subproblem="dual"),
+            TypeError,
+            "subproblem must be one such as dual_quadratic, not 'dual'",
+        ),
         (dict(solver="cg"), TypeError, r"cg cannot solve dual_quadratic.* use CG\(max_steps\)"),
         (dict(solver=proxlin.CG), TypeError, r"cannot solve dual_quadratic.* or Cholesky\(\)"),
         (

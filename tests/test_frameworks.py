@@ -160,7 +160,7 @@ FRAMEWORKS = {
     "haiku": haiku,
 }
 every_framework = pytest.mark.parametrize("name", FRAMEWORKS)
-# More than the half of the slope that a full step realises, so that searches backtrack.
+# More than the half of the slope that a full step realizes, so that searches backtrack.
 RULE = proxlin.Armijo(gamma=10.0, beta=0.6)
 
 
@@ -243,7 +243,7 @@ def gauss_newton(model, params, inputs, targets, *args):
 def krylov(gradient, matrix, gamma, steps):
     """Dual CG as a Galerkin method: d = gamma (g - G v) with v best in a Krylov space of g.
 
-    The dual iterate is u = M* v, so that it minimises the dual energy over that space.
+    The dual iterate is u = M* v, so that it minimizes the dual energy over that space.
     """
     basis = np.linalg.qr(
         np.stack([np.linalg.matrix_power(matrix, i) @ gradient for i in range(steps)], axis=1)
@@ -296,7 +296,7 @@ def test_statistics_and_dropout_at_trial_points(name):
             updates, new, state = step(params, opt.init(params), x, y, key)
             value, here = plain_apply(params, aux, x, y, key)
             _, there = plain_apply(new, aux, x, y, key)
-            # Statistics are those of the parameters at which the network was linearised.
+            # Statistics are those of the parameters at which the network was linearized.
             assert_close(state.aux, here, rtol=1e-5, atol=1e-6)
             assert apart(here, there) > 1e-4
             assert float(state.info.value) == pytest.approx(float(value), rel=1e-5)

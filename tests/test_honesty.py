@@ -68,11 +68,12 @@ def test_what_rounding_has_eaten_is_not_ok():
 def test_an_ascent_direction_is_never_ok():
     """Whatever has computed it: here a subproblem of one's own, which has a sign wrong."""
 
-    def uphill(plin, gamma, solver=None):
-        solved = proxlin.dual_quadratic(plin, gamma, solver)
-        return solved._replace(d=jax.tree.map(jnp.negative, solved.d))
+    class Uphill(proxlin.DualQuadratic):
+        def solve(self, model, proximity, solver=None):
+            solved = super().solve(model, proximity, solver)
+            return solved._replace(d=jax.tree.map(jnp.negative, solved.d))
 
-    fn = proxlin.value_and_direction(linear, proxlin.Squared(), subproblem=uphill)
+    fn = proxlin.value_and_direction(linear, proxlin.Squared(), subproblem=Uphill())
     (_, info), d = fn(jnp.zeros((2, 1)), jnp.eye(2), jnp.ones((2, 1)))
     assert info.status == Status.ASCENT and info.slope < 0
     np.testing.assert_array_equal(d, 0)
@@ -156,7 +157,7 @@ def test_rows_that_are_not_those_of_the_products():
             ),
         )
         got = proxlin.Cholesky(independent=True).solve(system)
-        assert int(got.status) == (Status.BAD_VALUE if wrong else Status.OK)
+        assert int(got.cost.status) == (Status.BAD_VALUE if wrong else Status.OK)
 
 
 # Trust regions.
@@ -206,7 +207,7 @@ def test_gamma_grows_back(subproblem, solver):
     assert state.gamma > 1e-2
 
 
-class Broken(proxlin.solvers.LinearSolver):
+class Broken(proxlin.extend.LinearSolver):
     """A solver that has no answer above some gamma."""
 
     def solve(self, system):
@@ -503,9 +504,9 @@ def test_momentum_in_a_metric_that_changes(metric, subproblem):
     )
     params, x, y = cases.problem("logistic", jnp.float64)
     other, x_next, y_next = cases.problem("logistic", jnp.float64, seed=1)
-    first = oracle.direction(params, x, y, (), 0.5, None, oracle.remember(params), 0)
-    memory = first.memory.after(jnp.asarray(0.7))
-    second = oracle.direction(other, x_next, y_next, (), 2.0, None, memory, 1)
+    first = oracle.direction(params, x, y, (), 0.5, None, oracle.init(params), 0)
+    state = first.next_state(jnp.asarray(0.7))
+    second = oracle.direction(other, x_next, y_next, (), 2.0, None, state, 1)
 
     unravel = ravel_pytree(params)[1]
 
@@ -515,9 +516,9 @@ def test_momentum_in_a_metric_that_changes(metric, subproblem):
 
     g_last, _ = cases.dense("logistic", params, x, y)
     g, curvature = cases.dense("logistic", other, x_next, y_next)
-    p_last = np.linalg.inv(inverse(first.memory.metric, g_last, 0))
+    p_last = np.linalg.inv(inverse(first.state.metric, g_last, 0))
     source = np.asarray(g) + 0.5 / 2.0 * p_last @ (0.7 * cases.flat(first.d))
-    p = np.linalg.inv(inverse(second.memory.metric, jnp.asarray(source), 1))
+    p = np.linalg.inv(inverse(second.state.metric, jnp.asarray(source), 1))
     want = np.linalg.solve(np.asarray(curvature) + p / 2.0, source)
     assert second.info.status == Status.OK
     assert cases.relative_error(cases.flat(second.d), want) < 1e-6
@@ -539,9 +540,9 @@ def test_hunt(config, seed):
 
 def test_the_hunt_finds_what_is_wrong(monkeypatch):
     """The same cases, with directions that are one percent off."""
-    honest = proxlin.direction.oracle.cast_like
+    honest = proxlin.direction.result.cast_like
     off = lambda tree, like: jax.tree.map(lambda x: 1.01 * x, honest(tree, like))
-    monkeypatch.setattr(proxlin.direction.oracle, "cast_like", off)
+    monkeypatch.setattr(proxlin.direction.result, "cast_like", off)
     hunt.compiled.cache_clear()
     wrong = [case for case in hunt.hunt(12, seed=6, per_config=4) if case[2]]
     hunt.compiled.cache_clear()

@@ -1,4 +1,4 @@
-"""The linearised network: products against dense Jacobians, dtypes, chunks, and their memory."""
+"""The linearized network: products against dense Jacobians, dtypes, chunks, and their memory."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_rows_are_those_of_the_jacobian(dtype, shape):
     assert bool(independent(params, inputs, model=cases.network))
 
 
-def centred(params, inputs):
+def centered(params, inputs):
     outputs = cases.network(params, inputs)
     return outputs - jnp.mean(outputs, axis=0, keepdims=True)
 
@@ -241,7 +241,7 @@ def test_dependence_between_examples_is_noticed(dtype):
     assert independent(params, inputs, model=cases.network)
     # The outputs of one example sum to one: their sum has no gradient but rounding.
     assert independent(params, inputs, model=softmaxed)
-    assert not independent(params, inputs, model=centred)
+    assert not independent(params, inputs, model=centered)
     assert not independent(params, inputs, model=summed)
     assert not independent(params, inputs, jax.random.key(0), model=dropped)
 

@@ -11,11 +11,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import proxlin
+from proxlin.algebra import MetricVector, dot
 from proxlin.bench.rivals.shampoo import shampoo
-from proxlin.direction import Memory, Oracle
+from proxlin.direction import Oracle
 from proxlin.metrics import inverse_roots, second_moments
-from proxlin.solvers import Pair
-from proxlin.solvers.system import dot
+from proxlin.proximity import ProximityState
 from tests.cases import LOSSES, SUBPROBLEMS, dense, flat, network, problem, relative_error
 
 METRICS = {
@@ -27,7 +27,7 @@ GAMMA, MOMENTUM = 0.7, 0.8
 TAKEN = jnp.asarray(3)
 
 
-def learnt(metric, params, seed=0):
+def learned(metric, params, seed=0):
     """The state of a metric after gradients that no direction dominates."""
     state = metric.init(params)
     for step in range(4):
@@ -50,7 +50,7 @@ def dense_inverse(metric, state, source):
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 def test_the_inverse_is_symmetric_and_positive_definite(metric):
     params, _, _ = problem("logistic", jnp.float64)
-    matrix = dense_inverse(metric, learnt(metric, params), params)
+    matrix = dense_inverse(metric, learned(metric, params), params)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)
     assert np.linalg.eigvalsh(matrix).min() > 0
 
@@ -71,18 +71,18 @@ def test_the_direction_is_that_of_dense_algebra(name, subproblem, metric, moment
         momentum=momentum,
     )
     covector = jax.tree.map(lambda w: 0.1 * jnp.cos(w), params)
-    memory = Memory(learnt(metric, params), covector if momentum else ())
-    got = oracle.direction(params, inputs, targets, (), GAMMA, None, memory, TAKEN)
+    state = ProximityState(learned(metric, params), covector if momentum else ())
+    got = oracle.direction(params, inputs, targets, (), GAMMA, None, state, TAKEN)
 
     grad, gauss_newton = dense(name, params, inputs, targets)
     unravel = ravel_pytree(params)[1]
-    state = metric.update(memory.metric, unravel(grad), TAKEN)
+    state = metric.update(state.metric, unravel(grad), TAKEN)
     linear = grad + momentum / GAMMA * ravel_pytree(covector)[0]
     p = np.linalg.inv(dense_inverse(metric, state, unravel(linear)))
     want = np.linalg.solve(gauss_newton + p / GAMMA, linear)
     assert relative_error(flat(got.d), want) < 1e-8
     if momentum:
-        assert relative_error(flat(got.memory.momentum), p @ want) < 1e-8
+        assert relative_error(flat(got.next_state(jnp.ones(())).momentum), p @ want) < 1e-8
     predicted = got.with_prediction().info.predicted
     np.testing.assert_allclose(predicted, 0.5 * linear @ want, rtol=1e-7)
 
@@ -93,25 +93,28 @@ def test_a_subproblem_of_ones_own_finds_metric_and_momentum(metric):
     make = functools.partial(
         Oracle, network, proxlin.Logistic(), metric=metric, momentum=MOMENTUM, solver=proxlin.CG(3)
     )
-    memory = Memory(learnt(metric, params), jax.tree.map(jnp.sin, params))
+    state = ProximityState(learned(metric, params), jax.tree.map(jnp.sin, params))
 
-    def own(plin, gamma, solver):
-        return proxlin.dual_quadratic(plin, gamma, solver)
+    class Own(proxlin.extend.Subproblem):
+        def solve(self, model, proximity, solver=None):
+            return proxlin.dual_quadratic.solve(model, proximity, solver)
 
     got, want = (
-        oracle.direction(params, inputs, targets, (), GAMMA, None, memory, TAKEN).d
-        for oracle in (make(subproblem=own), make())
+        oracle.direction(params, inputs, targets, (), GAMMA, None, state, TAKEN).d
+        for oracle in (make(subproblem=Own()), make())
     )
     np.testing.assert_array_equal(flat(got), flat(want))
 
 
 def test_a_subproblem_of_ones_own_that_forgets_the_metric():
     params, inputs, targets = problem("logistic", jnp.float64)
-    forgetful = lambda plin, gamma, solver: proxlin.dual_quadratic(
-        dataclasses.replace(plin, inverse=None), gamma, solver
-    )
+
+    class Forgetful(proxlin.DualQuadratic):
+        def solve(self, model, proximity, solver=None):
+            return super().solve(model, dataclasses.replace(proximity, inverse=None), solver)
+
     opt = proxlin.prox_linear(
-        network, proxlin.Logistic(), subproblem=forgetful, metric=proxlin.Diagonal()
+        network, proxlin.Logistic(), subproblem=Forgetful(), metric=proxlin.Diagonal()
     )
     with pytest.raises(TypeError, match="not in the metric Diagonal"):
         opt.update(None, opt.init(params), params, inputs=inputs, targets=targets)
@@ -119,10 +122,10 @@ def test_a_subproblem_of_ones_own_that_forgets_the_metric():
 
 def test_a_direct_solver_takes_momentum_too():
     params, inputs, targets = problem("squared", jnp.float64)
-    memory = Memory((), jax.tree.map(jnp.sin, params))
+    state = ProximityState((), jax.tree.map(jnp.sin, params))
     directions = [
         Oracle(network, proxlin.Squared(), solver=solver, momentum=MOMENTUM)
-        .direction(params, inputs, targets, (), 50.0, None, memory)
+        .direction(params, inputs, targets, (), 50.0, None, state)
         .d
         for solver in (proxlin.CG(80), proxlin.Cholesky(), proxlin.Cholesky(independent=True))
     ]
@@ -174,17 +177,17 @@ def test_conjugate_gradients_on_pairs_are_those_in_whitened_coordinates():
     p = root @ root.T + np.eye(7)
     s = np.linalg.cholesky(np.linalg.inv(p))  # P^-1 = S S^T
     grad = rng.normal(size=7)
-    lift = lambda y: Pair(y, np.linalg.inv(p) @ y)
+    vector = lambda y: MetricVector(y, np.linalg.inv(p) @ y)
     shift = jnp.asarray(0.5)
     for steps in (1, 2, 3):
         paired = proxlin.CG(steps).solve(
             proxlin.NormalSystem(
-                lambda u: lift(a @ u), lambda d: a.T @ d.vector, shift, source=lift(grad)
+                lambda u: vector(a @ u), lambda d: a.T @ d.vector, shift, data=vector(grad)
             )
         )
         plain = proxlin.CG(steps).solve(
             proxlin.NormalSystem(
-                lambda u: s.T @ a @ u, lambda z: a.T @ s @ z, shift, source=s.T @ grad
+                lambda u: s.T @ a @ u, lambda z: a.T @ s @ z, shift, data=s.T @ grad
             )
         )
         np.testing.assert_allclose(paired.x, plain.x, rtol=1e-10)
@@ -199,9 +202,9 @@ def test_momentum_that_ascends_gives_way_to_a_gradient_step(metric):
     params, inputs, targets = problem("logistic", jnp.float64)
     oracle = Oracle(network, proxlin.Logistic(), metric=metric, momentum=MOMENTUM)
     grad = ravel_pytree(params)[1](dense("logistic", params, inputs, targets)[0])
-    against = Memory(learnt(metric, params), jax.tree.map(lambda g: -100.0 * g, grad))
+    against = ProximityState(learned(metric, params), jax.tree.map(lambda g: -100.0 * g, grad))
     direction = oracle.direction(params, inputs, targets, (), GAMMA, None, against, TAKEN)
-    inverse = direction.plin.inverse or (lambda x: x)
+    inverse = direction.proximity.inverse or (lambda x: x)
     np.testing.assert_allclose(flat(direction.d), GAMMA * flat(inverse(grad)), rtol=1e-9)
     assert direction.info.slope > 0
 

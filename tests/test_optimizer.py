@@ -142,7 +142,7 @@ def test_params_are_required(method):
         lambda **k: make(method).update(None, state, None, **k),
         lambda **k: make(method).update(None, state, **k),
     ):
-        with pytest.raises(ValueError, match="linearises the model at params: pass them"):
+        with pytest.raises(ValueError, match="linearizes the model at params: pass them"):
             call(inputs=x, targets=y, args=(state.aux,))
 
 
@@ -582,8 +582,8 @@ def test_first_aux_must_have_the_structure_of_later_ones(wrong):
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'regularisation'"):
-        proxlin.prox_linear(network, LOSS, regularisation=1.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'regularization'"):
+        proxlin.prox_linear(network, LOSS, regularization=1.0)
 
 
 # Unscaled inputs --------------------------------------------------------------------------------

@@ -1,64 +1,82 @@
-"""Every Python block of the README and the guides runs, in a process with JAX as it comes."""
+"""Every Python block of the README and the docs runs, in a process with JAX as it comes."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.pages import BLOCK, pages_with_blocks, run_blocks
+
 ROOT = pathlib.Path(__file__).parent.parent
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [
-    page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
-    if BLOCK.search(page.read_text(encoding="utf-8"))
-]
-
-
-def program(page: pathlib.Path) -> str:
-    """The blocks of a page as one program, each line where it is on the page."""
-    text = page.read_text(encoding="utf-8")
-    lines: list[str] = []
-    for block in BLOCK.finditer(text):
-        lines += [""] * (text[: block.start(1)].count("\n") - len(lines))
-        lines += block.group(1).splitlines()
-    return "\n".join(lines) + "\n"
+PAGES = pages_with_blocks(ROOT / "README.md", *sorted((ROOT / "docs").iterdir()))
 
 
 def test_pages_have_blocks():
     names = {page.stem for page in PAGES}
-    assert {"README", "training", "choosing", "freezing-and-decay", "adding-a-loss"} <= names
+    assert {"README", "first-run", "training", "choosing", "auto", "adding-a-loss"} <= names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_run(page, tmp_path):
-    file = tmp_path / f"{page.stem}.py"
-    file.write_text(program(page), encoding="utf-8")
-    # Two devices for the sharded batch; fewer optimizations because compiling takes all the time.
-    settings = {"JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(file)],
-        env={**os.environ, **settings},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_blocks(page, tmp_path)
+
+
+def test_the_five_lines_at_the_top_are_part_of_the_program():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, lines, _ = re.split(r"^```(?:py)?$\n", text, maxsplit=2, flags=re.MULTILINE)
+    assert len(lines.splitlines()) == 5 and lines in BLOCK.search(text).group(1)
+
+
+def links(page: pathlib.Path) -> list[str]:
+    return re.findall(r"\]\(([^)]*)\)", page.read_text(encoding="utf-8"))
+
+
+def test_links_of_the_readme_are_absolute():
+    """A package index shows the README without the repository around it."""
+    assert all(link.startswith("https://") for link in links(ROOT / "README.md"))
+
+
+def test_links_to_the_repository_lead_to_files():
+    start = re.compile(r"https://[a-z.]+\.com/proxlin/proxlin/(?:(?:blob|tree)/)?main/([^#]+)")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")]
+    paths = [found[1] for page in pages for link in links(page) if (found := start.match(link))]
+    assert len(paths) > 20 and [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_reference_lists_every_public_name():
-    listed = re.findall(r"^\.\. auto\w+:: (\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\.\. auto\w+:: (\w+)$", (ROOT / "docs/reference/api.md").read_text(), re.MULTILINE
+    )
     exported = re.findall(
         r" as (\w+)$", (ROOT / "src/proxlin/__init__.py").read_text(), re.MULTILINE
     )
-    assert sorted(listed) == sorted(exported)
+    modules = {"extend", "testing"}
+    assert sorted(listed) == sorted(set(exported) - modules)
 
 
 def test_map_names_files_that_exist():
-    named = set(re.findall(r"`(tests/\w+\.py)`", (ROOT / "docs/map.md").read_text()))
+    named = set(re.findall(r"`(tests/\w+\.py)`", (ROOT / "docs/reference/map.md").read_text()))
     assert named and all((ROOT / name).exists() for name in named)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/how-to/when.md"])
+def test_costs_are_those_on_record(name):
+    record = (ROOT / "benchmarks/results/directions.md").read_text(encoding="utf-8").splitlines()
+    header = next(line for line in record if line.startswith("| | batch 64 |"))
+    _, table = (ROOT / name).read_text(encoding="utf-8").split(header + "\n")
+    rows = table.split("\n\n")[0].splitlines()
+    assert len(rows) > 2 and set(rows) <= set(record)
+
+
+def test_readme_and_design_list_the_same_rooms():
+    """The order of the first is that of the corridor; the second explains it."""
+    rooms = [
+        re.findall(r"^\| `(\w+)` \|", text.split(heading)[1].split("\n## ")[0], re.MULTILINE)
+        for text, heading in (
+            ((ROOT / "README.md").read_text(encoding="utf-8"), "\n## The map of the house"),
+            ((ROOT / "docs/explanation/design.md").read_text(encoding="utf-8"), "\n## The rooms"),
+        )
+    ]
+    assert len(rooms[0]) > 10 and rooms[0] == rooms[1]

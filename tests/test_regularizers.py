@@ -1,4 +1,4 @@
-"""Regularizers: values by hand, proximity operators by numerical minimisation and identities."""
+"""Regularizers: values by hand, proximity operators by numerical minimization and identities."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_value_by_hand(kind, w, s):
 @each_kind
 @given(z=elements(), s=strengths, t=stepsizes)
 def test_prox_minimises(kind, z, s, t):
-    """Against a search from the point itself, and against neighbours of the answer."""
+    """Against a search from the point itself, and against neighbors of the answer."""
     make, by_hand = KINDS[kind]
     objective = lambda w: by_hand(w.reshape(SHAPE), s) + ((w - z.ravel()) ** 2).sum() / (2 * t)
     got = np.asarray(make(s).prox(jnp.asarray(z), t))
     rng = np.random.default_rng(0)
     for size in (1e-6, 1e-3, 0.3):
         for step in rng.normal(size=(5, z.size)):
-            # strongly convex: a neighbour is worse by its distance
+            # strongly convex: a neighbor is worse by its distance
             least = objective(got.ravel()) + (size * step) @ (size * step) / (2 * t)
             assert objective(got.ravel() + size * step) >= least * (1 - 1e-12) - 1e-13
     found = scipy.optimize.minimize(
@@ -114,7 +114,7 @@ def test_moreau(z, s, t):
 
 @given(z=elements(), l1=strengths, l2=strengths, t=stepsizes)
 def test_elastic_net_is_a_ridge_around_soft_thresholds(z, l1, l2, t):
-    """prox of l1 at the shrunk point and stepsize: a square only moves the centre."""
+    """prox of l1 at the shrunk point and stepsize: a square only moves the center."""
     shrink = 1 / (1 + t * l2)
     want = proxlin.L1(l1).prox(jnp.asarray(shrink * z), shrink * t)
     np.testing.assert_allclose(proxlin.ElasticNet(l1, l2).prox(jnp.asarray(z), t), want, atol=1e-14)

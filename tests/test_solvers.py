@@ -17,7 +17,7 @@ from tests import cases
 
 DTYPES = [jnp.float32, jnp.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f64"])
-FORMS = ["rhs", "source", "preimage"]
+FORMS = ["rhs", "data", "preimage"]
 SHAPES = {"tall": (9, 6), "wide": (6, 9)}  # image, x
 
 TREES = {
@@ -38,10 +38,10 @@ def given(a, form: str, seed: int = 1):
     rng = np.random.default_rng(seed)
     if form == "rhs":
         return {"rhs": rng.normal(size=a.shape[1])}
-    if form == "source":
-        return {"source": rng.normal(size=a.shape[0])}
+    if form == "data":
+        return {"data": rng.normal(size=a.shape[0])}
     v = rng.normal(size=a.shape[1])
-    return {"source": a @ v, "preimage": v}
+    return {"data": a @ v, "preimage": v}
 
 
 def system_of(a, shift, vectors, trees: bool = False):
@@ -53,7 +53,7 @@ def system_of(a, shift, vectors, trees: bool = False):
     cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(a.dtype), tree)
     to_image, to_x = (ravel_pytree(cast(TREES[n]))[1] for n in a.shape)
     ravel = lambda tree: ravel_pytree(tree)[0]
-    spaces = {"rhs": to_x, "source": to_image, "preimage": to_x}
+    spaces = {"rhs": to_x, "data": to_image, "preimage": to_x}
     return proxlin.NormalSystem(
         lambda x: to_image(a @ ravel(x)),
         lambda y: to_x(a.T @ ravel(y)),
@@ -71,7 +71,7 @@ def reference(a, shift, vectors):
     """x and misfit in float64."""
     a = np.asarray(a, np.float64)
     vectors = {name: np.asarray(v, np.float64) for name, v in vectors.items()}
-    source = vectors.get("source", np.zeros(a.shape[0]))
+    source = vectors.get("data", np.zeros(a.shape[0]))
     rhs = vectors.get("rhs", a.T @ source)
     x = np.linalg.solve(shift * np.eye(a.shape[1]) + a.T @ a, rhs)
     return x, source - a @ x
@@ -100,31 +100,31 @@ def test_solution_and_misfit(solver, shape, form, trees, dtype):
     tolerance = 200 * float(jnp.finfo(dtype).eps)
     assert cases.relative_error(cases.flat(got.x), x) < tolerance
     assert cases.relative_error(cases.flat(got.misfit), misfit) < tolerance
-    assert int(got.status) == proxlin.Status.OK
+    assert int(got.cost.status) == proxlin.Status.OK
     if trees:
         assert jax.tree.structure(got.x) == jax.tree.structure(TREES[a.shape[1]])
         assert jax.tree.structure(got.misfit) == jax.tree.structure(TREES[a.shape[0]])
 
 
 @pytest.mark.parametrize("solver", [proxlin.CG(3), proxlin.CG(20), proxlin.Cholesky()], ids=str)
-@pytest.mark.parametrize("form", ["rhs", "source"])
+@pytest.mark.parametrize("form", ["rhs", "data"])
 def test_nothing_to_solve_for(solver, form):
     a = matrix((9, 6), np.ones(6))
     size = a.shape[1] if form == "rhs" else a.shape[0]
     got = solve(solver, a, np.asarray(0.5), {form: np.zeros(size)})
     np.testing.assert_array_equal(got.x, np.zeros(6))
     np.testing.assert_array_equal(got.misfit, np.zeros(9))
-    assert (int(got.status), int(got.steps)) == (proxlin.Status.OK, 0)
+    assert (int(got.cost.status), int(got.cost.steps)) == (proxlin.Status.OK, 0)
 
 
 @pytest.mark.parametrize("solver", [proxlin.CG(3), proxlin.CG(20)], ids=str)
 def test_a_source_that_m_does_not_see(solver):
     """The right-hand side vanishes though the source does not: a gradient without curvature."""
     a = np.zeros((9, 6))
-    got = solve(solver, a, np.asarray(0.5), {"source": np.ones(9)})
+    got = solve(solver, a, np.asarray(0.5), {"data": np.ones(9)})
     np.testing.assert_array_equal(got.x, np.zeros(6))
     np.testing.assert_array_equal(got.misfit, np.ones(9))
-    assert int(got.status) == proxlin.Status.OK
+    assert int(got.cost.status) == proxlin.Status.OK
 
 
 # Conjugate gradients.
@@ -153,13 +153,13 @@ def test_cg_takes_the_steps_of_the_textbook(form, max_steps):
     vectors = given(a, form)
     shift = 0.1
     got = solve(proxlin.CG(max_steps), a, np.asarray(shift), vectors)
-    source = vectors.get("source", np.zeros(30))
+    source = vectors.get("data", np.zeros(30))
     rhs = vectors.get("rhs", a.T @ source)
     iterates, residuals = textbook_cg(a, shift, rhs, max_steps)
     assert cases.relative_error(np.asarray(got.x), iterates[-1]) < 1e-9
     assert cases.relative_error(np.asarray(got.misfit), source - a @ iterates[-1]) < 1e-9
-    np.testing.assert_allclose(got.residual, residuals[-2] / residuals[0], rtol=1e-8)
-    assert int(got.steps) == max_steps
+    np.testing.assert_allclose(got.cost.residual, residuals[-2] / residuals[0], rtol=1e-8)
+    assert int(got.cost.steps) == max_steps
 
 
 @each_dtype
@@ -182,10 +182,10 @@ def test_no_steps_are_the_solution_without_m(form, trees):
     a = matrix((9, 6), np.linspace(1, 2, 6))
     vectors = given(a, form)
     got = solve(proxlin.CG(0), a, np.asarray(0.25), vectors, trees=trees)
-    want = (4 * vectors["rhs"], np.zeros(9)) if form == "rhs" else (np.zeros(6), vectors["source"])
+    want = (4 * vectors["rhs"], np.zeros(9)) if form == "rhs" else (np.zeros(6), vectors["data"])
     np.testing.assert_array_equal(cases.flat(got.x), want[0])
     np.testing.assert_array_equal(cases.flat(got.misfit), want[1])
-    assert (int(got.forwards), int(got.adjoints), int(got.steps)) == (0, 0, 0)
+    assert (int(got.cost.jvps), int(got.cost.vjps), int(got.cost.steps)) == (0, 0, 0)
 
 
 def counted(system):
@@ -199,7 +199,7 @@ def counted(system):
 
         return product
 
-    fields = {name: getattr(system, name) for name in ("shift", "rhs", "source", "preimage")}
+    fields = {name: getattr(system, name) for name in ("shift", "rhs", "data", "preimage")}
     return proxlin.NormalSystem(count("forward"), count("adjoint"), **fields), calls
 
 
@@ -209,7 +209,7 @@ def test_cg_reports_the_products_it_took(form, max_steps):
     a = matrix((9, 6), np.linspace(1, 2, 6))
     system, calls = counted(system_of(a, 0.5, given(a, form)))
     got = proxlin.CG(max_steps).solve(system)
-    reported = {"forward": int(got.forwards), "adjoint": int(got.adjoints)}
+    reported = {"forward": int(got.cost.jvps), "adjoint": int(got.cost.vjps)}
     assert reported == calls
     # The last step applies M alone; a source takes M* once, for the right-hand side.
     last = max(max_steps - 1, 0) + (form != "rhs" and max_steps > 0)
@@ -223,14 +223,14 @@ def test_cholesky_reports_the_products_it_took(shape, form):
     system, calls = counted(system_of(a, 0.5, given(a, form)))
     got = proxlin.Cholesky().solve(system)
     # One product each for every column of the smaller Gram matrix, inside of a map.
-    assert int(got.forwards) - 6 == calls["forward"]
-    assert int(got.adjoints) - 6 == calls["adjoint"]
+    assert int(got.cost.jvps) - 6 == calls["forward"]
+    assert int(got.cost.vjps) - 6 == calls["adjoint"]
 
 
 # Guards.
 
 
-@pytest.mark.parametrize("form", ["rhs", "source"])
+@pytest.mark.parametrize("form", ["rhs", "data"])
 @pytest.mark.parametrize("seed", range(3))
 def test_cg_freezes_at_rounding_level(form, seed):
     a = matrix((40, 30), np.geomspace(0.03, 10, 30), seed)
@@ -242,12 +242,12 @@ def test_cg_freezes_at_rounding_level(form, seed):
     assert cases.relative_error(np.asarray(got.x), x) < 0.02
     later = solve(proxlin.CG(2000), a, shift, vectors)
     if form == "rhs":
-        assert int(got.steps) < 200
+        assert int(got.cost.steps) < 200
         np.testing.assert_array_equal(later.x, got.x)
     assert cases.relative_error(np.asarray(later.x), x) < 0.02
-    assert int(later.steps) < 1000
+    assert int(later.cost.steps) < 1000
     # A loop ends where it freezes; unrolled steps go on and change nothing.
-    assert int(later.forwards) <= int(later.steps) + 1
+    assert int(later.cost.jvps) <= int(later.cost.steps) + 1
 
 
 def test_unrolled_steps_after_freezing_change_nothing():
@@ -256,8 +256,8 @@ def test_unrolled_steps_after_freezing_change_nothing():
     two = solve(proxlin.CG(2), a, np.asarray(0.5), vectors)
     ten = solve(proxlin.CG(10), a, np.asarray(0.5), vectors)
     np.testing.assert_allclose(ten.x, two.x, rtol=1e-12)
-    assert int(ten.steps) <= 4
-    assert int(ten.forwards) == 10
+    assert int(ten.cost.steps) <= 4
+    assert int(ten.cost.jvps) == 10
     x, _ = reference(a, 0.5, vectors)
     assert cases.relative_error(np.asarray(ten.x), x) < 1e-14
 
@@ -270,26 +270,28 @@ def test_negative_curvature_is_a_breakdown(max_steps, dtype):
     vectors = {"rhs": np.random.default_rng(1).normal(size=9) @ a.T @ a}
     a, vectors = in_dtype(dtype, a, vectors)
     got = solve(proxlin.CG(max_steps), a, np.asarray(-1, dtype), vectors)
-    iterates, _ = textbook_cg(a.astype(float), -1, vectors["rhs"].astype(float), int(got.steps))
-    assert int(got.status) == proxlin.Status.BREAKDOWN
-    assert 0 < int(got.steps) < max_steps
+    iterates, _ = textbook_cg(
+        a.astype(float), -1, vectors["rhs"].astype(float), int(got.cost.steps)
+    )
+    assert int(got.cost.status) == proxlin.Status.BREAKDOWN
+    assert 0 < int(got.cost.steps) < max_steps
     tolerance = 1e4 * float(jnp.finfo(dtype).eps)
     assert cases.relative_error(np.asarray(got.x), iterates[-1]) < tolerance
     assert cases.relative_error(np.asarray(got.misfit), -a @ np.asarray(got.x)) < tolerance
 
 
-@pytest.mark.parametrize("form", ["rhs", "source"])
+@pytest.mark.parametrize("form", ["rhs", "data"])
 def test_breakdown_at_the_first_step(form):
     a = matrix((9, 6), np.full(6, 0.1))
     vectors = given(a, form)
     got = solve(proxlin.CG(3), a, np.asarray(-1.0), vectors)
     np.testing.assert_array_equal(got.x, np.zeros(6))
-    np.testing.assert_array_equal(got.misfit, vectors.get("source", np.zeros(9)))
-    assert (int(got.status), int(got.steps)) == (proxlin.Status.BREAKDOWN, 0)
+    np.testing.assert_array_equal(got.misfit, vectors.get("data", np.zeros(9)))
+    assert (int(got.cost.status), int(got.cost.steps)) == (proxlin.Status.BREAKDOWN, 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("form", ["rhs", "source"])
+@pytest.mark.parametrize("form", ["rhs", "data"])
 def test_a_product_that_is_not_finite_is_a_breakdown(form, bad):
     a = matrix((9, 6), np.linspace(1, 2, 6))
     system = system_of(a, 0.5, given(a, form))
@@ -300,12 +302,13 @@ def test_a_product_that_is_not_finite_is_a_breakdown(form, bad):
         return system.forward(x) * (bad if len(calls) == 3 else 1)
 
     broken = proxlin.NormalSystem(
-        forward, system.adjoint, system.shift, rhs=system.rhs, source=system.source
+        forward, system.adjoint, system.shift, rhs=system.rhs, data=system.data
     )
     got, want = proxlin.CG(5).solve(broken), proxlin.CG(2).solve(system)
-    assert int(got.status) == proxlin.Status.BREAKDOWN
-    for field in ("x", "misfit", "residual", "steps"):
+    assert int(got.cost.status) == proxlin.Status.BREAKDOWN
+    for field in ("x", "misfit"):
         np.testing.assert_array_equal(getattr(got, field), getattr(want, field))
+    assert (got.cost.residual, got.cost.steps) == (want.cost.residual, want.cost.steps)
 
 
 @pytest.mark.parametrize("shift", [1e-3, 1e-6, 1e-9, 1e-12])
@@ -315,7 +318,7 @@ def test_the_slope_stays_positive_in_float32(shift):
 
     @jax.jit
     def slopes(a, source):
-        misfits = [proxlin.CG(n).solve(system_of(a, shift, {"source": source})) for n in steps]
+        misfits = [proxlin.CG(n).solve(system_of(a, shift, {"data": source})) for n in steps]
         return jnp.stack([m.misfit for m in misfits])
 
     for seed in range(10):
@@ -340,7 +343,7 @@ def exact(a, shift, vectors):
     if "preimage" in vectors:
         source = times(fractions(vectors["preimage"]))
     else:
-        source = fractions(vectors.get("source", np.zeros(len(a))))
+        source = fractions(vectors.get("data", np.zeros(len(a))))
     rhs = fractions(vectors["rhs"]) if "rhs" in vectors else adjoint_times(source)
     columns = [adjoint_times([row[j] for row in rows]) for j in range(n)]
     table = [[columns[j][i] + shift * (i == j) for j in range(n)] + [rhs[i]] for i in range(n)]
@@ -357,15 +360,15 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (5, 5), (5, 7)], ids=["tall", "square", "wide"])
-@pytest.mark.parametrize("form", ["preimage", "explained", "source", "rhs", "in range"])
+@pytest.mark.parametrize("form", ["preimage", "explained", "data", "rhs", "in range"])
 def test_cholesky_does_not_cancel(shape, form):
     """Shift 1e-8: the naive s - M x is wrong in its seventh digit."""
     a = matrix(shape, np.geomspace(0.3, 3, 5))
     shift = 1e-8
     if form == "explained":  # the source of the preimage, which is not told
-        vectors = {"source": given(a, "preimage")["source"]}
+        vectors = {"data": given(a, "preimage")["data"]}
     elif form == "in range":
-        vectors = {"rhs": a.T @ given(a, "source")["source"]}
+        vectors = {"rhs": a.T @ given(a, "data")["data"]}
     else:
         vectors = given(a, form)
     got = solve(proxlin.Cholesky(), a, np.asarray(shift), vectors)
@@ -374,7 +377,7 @@ def test_cholesky_does_not_cancel(shape, form):
     bound = {"x": 1e-12, "misfit": 1e-12}
     # Where M cannot reach all of the space, rounding of what is given, even by half a unit,
     # has a part that no x explains, or that only the shift bounds; no method can do better.
-    given_size = np.linalg.norm(vectors.get("source", np.zeros(1)))
+    given_size = np.linalg.norm(vectors.get("data", np.zeros(1)))
     if form == "explained" and shape == (7, 5):
         bound["misfit"] = 4 * EPS * given_size / np.linalg.norm(misfit)
     if form == "in range" and shape == (5, 7):
@@ -431,7 +434,7 @@ def test_rows_in_blocks(m, subproblem, loss, dtype):
         assert int(info.status) == proxlin.Status.OK
 
 
-def normalised(params, inputs):
+def normalized(params, inputs):
     """Examples influence each other, as with BatchNorm."""
     hidden = inputs @ params["w1"] + params["b1"][None]
     hidden = hidden - jnp.mean(hidden, axis=0, keepdims=True)
@@ -442,13 +445,13 @@ def normalised(params, inputs):
 @pytest.mark.parametrize("subproblem", cases.SUBPROBLEMS)
 def test_examples_that_are_not_independent(subproblem):
     problem = cases.problem("logistic", jnp.float32)
-    options = {"loss": "logistic", "subproblem": subproblem, "model": normalised}
+    options = {"loss": "logistic", "subproblem": subproblem, "model": normalized}
     d, info = direction(*problem, solver=proxlin.Cholesky(independent=True), **options)
     assert int(info.status) == proxlin.Status.BAD_VALUE
     np.testing.assert_array_equal(cases.flat(d), np.zeros(P))
     # The same without the promise is fine.
     d, info = direction(*problem, solver=proxlin.Cholesky(), **options)
-    gradient, gauss_newton = dense("logistic", *problem, model=normalised)
+    gradient, gauss_newton = dense("logistic", *problem, model=normalized)
     want = np.linalg.solve(np.asarray(gauss_newton) + np.eye(P) / 100, np.asarray(gradient))
     assert int(info.status) == proxlin.Status.OK
     assert cases.relative_error(cases.flat(d), want) < 1e-3
@@ -456,9 +459,9 @@ def test_examples_that_are_not_independent(subproblem):
 
 def test_examples_that_are_not_independent_outside_of_jit():
     """A status here too, no exception: what a model does is no argument that could be wrong."""
-    centred = lambda w, x: x @ w - jnp.mean(x @ w, axis=0, keepdims=True)
+    centered = lambda w, x: x @ w - jnp.mean(x @ w, axis=0, keepdims=True)
     solver = proxlin.Cholesky(independent=True)
-    fn = proxlin.value_and_direction(centred, proxlin.Squared(), solver=solver)
+    fn = proxlin.value_and_direction(centered, proxlin.Squared(), solver=solver)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 2)))
     (_, info), d = fn(jnp.ones((2, 1)), x, jnp.ones((6, 1)))
     assert int(info.status) == proxlin.Status.BAD_VALUE
@@ -482,7 +485,7 @@ def test_cholesky_refuses():
         proxlin.Cholesky(independent=True).solve(system)
 
 
-@pytest.mark.parametrize("vectors", [{}, {"rhs": np.ones(3), "source": np.ones(3)}])
+@pytest.mark.parametrize("vectors", [{}, {"rhs": np.ones(3), "data": np.ones(3)}])
 def test_a_system_takes_one_right_hand_side(vectors):
-    with pytest.raises(ValueError, match="takes either rhs or source"):
+    with pytest.raises(ValueError, match="takes either rhs or data"):
         system_of(np.eye(3), 1.0, vectors)

@@ -67,11 +67,13 @@ def synthetic(value, slope, predicted, trial, residual=0.1):
     """A direction whose numbers are chosen freely; every trial point has the value ``trial``."""
     found = direction()
     real = lambda x: jnp.asarray(x, jnp.result_type(value))
-    info = found.info._replace(
-        slope=real(slope), predicted=real(predicted), residual=real(residual)
-    )
+    cost = found.cost._replace(residual=real(residual))
     return dataclasses.replace(
-        found, value=real(value), info=info, predicts=True, objective=lambda way: real(trial)
+        found,
+        value=real(value),
+        slope=real(slope),
+        solved=found.solved._replace(predicted=real(predicted), cost=cost),
+        objective=lambda displacement: real(trial),
     )
 
 
@@ -292,7 +294,7 @@ def test_a_critical_point_is_accepted_at_once(solver, subproblem):
         assert float(step.eta) == 1
         assert int(step.evaluations) <= 1
     if isinstance(solver, proxlin.CG):
-        assert float(steps[-1].gamma) == 3.0  # nothing was learnt about gamma
+        assert float(steps[-1].gamma) == 3.0  # nothing was learned about gamma
 
 
 # ModelStep --------------------------------------------------------------------------------------
@@ -335,16 +337,15 @@ def test_model_step_minimises_the_convex_model_along_the_direction(name):
 def test_model_step_costs_one_jvp_and_no_forward_pass(subproblem):
     found = direction(gamma=100.0, subproblem=subproblem)
     calls = []
-    lin = found.plin.linearization
+    (lin,) = found.model.linearizations
 
     def counted(u):
         calls.append(u)
         return lin.jvp(u)
 
-    plin = dataclasses.replace(
-        found.plin, linearization=dataclasses.replace(lin, jvp=counted, vjp=None)
-    )
-    found = dataclasses.replace(found, plin=plin, objective=None)
+    spied = dataclasses.replace(lin, jvp=counted, vjp=None)
+    model = dataclasses.replace(found.model, linearizations=(spied,))
+    found = dataclasses.replace(found, model=model, objective=None)
     step = decide(proxlin.ModelStep(), found)
     assert len(calls) == 1
     assert int(step.info.jvps) == int(found.info.jvps) + 1
@@ -488,8 +489,8 @@ def test_trust_region_refuses_a_direction_that_raises_its_own_model():
 def test_trust_region_does_not_grow_on_truncated_solves(residual, predicted, kept, grows):
     # A decrease as large as the slope is more than any of these models promises.
     found = synthetic(1.0, slope=1.0, predicted=predicted, trial=0.0, residual=residual)
-    shorter = jax.tree.map(lambda x: kept / found.fraction * x, found.paired)
-    found = dataclasses.replace(found, paired=shorter)
+    shorter = jax.tree.map(lambda x: kept / found.kept_slope * x, found.solved.d)
+    found = dataclasses.replace(found, solved=found.solved._replace(d=shorter))
     step = decide(proxlin.TrustRegion(), found)
     assert bool(step.accepted)
     assert float(step.gamma) == (2.0 if grows else 1.0)

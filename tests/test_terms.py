@@ -270,13 +270,13 @@ def test_memory_of_the_gram_matrix_is_bounded(subproblem, hidden):
 
 
 def test_dependent_examples_of_one_term_are_found():
-    def centred(w, x):
+    def centered(w, x):
         f = cases.network(w, x)
         return f - jnp.mean(f, axis=0, keepdims=True)
 
     _, params, inputs, targets = two_terms()
     objective = proxlin.Sum(
-        proxlin.Term(cases.network, proxlin.Logistic()), proxlin.Term(centred, proxlin.Squared())
+        proxlin.Term(cases.network, proxlin.Logistic()), proxlin.Term(centered, proxlin.Squared())
     )
     fn = proxlin.value_and_direction(objective, solver=proxlin.Cholesky(independent=True))
     (_, info), d = jax.jit(fn)(params, inputs, (targets[0], jnp.zeros((M[1], 3))))

@@ -281,10 +281,22 @@ def test_a_problem_may_look_at_the_first_test_examples_only():
 # ---- what is on record -------------------------------------------------------------------------
 
 
-def test_the_tables_on_record_are_those_of_the_rows_and_stand_in_the_guide():
+def test_the_tables_on_record_are_those_of_the_rows_and_stand_in_the_results():
     text = (bench.RESULTS / "time_to_target.md").read_text(encoding="utf-8")
     assert bench.report(list(records.lines(bench.RESULTS / "time_to_target.jsonl"))) == text
-    guide = bench.RESULTS.parents[1] / "docs" / "guide" / "when.md"
+    page = bench.RESULTS.parents[1] / "results" / "time_to_target.md"
     _, *tables = text.split("## ")
     for title, table in (part.split("\n\n", 1) for part in tables):
-        assert f"**{title}**\n\n{table.strip()}\n\n" in guide.read_text(encoding="utf-8")
+        assert f"**{title}**\n\n{table.strip()}\n\n" in page.read_text(encoding="utf-8")
+
+
+def test_the_medians_of_the_guide_are_on_record():
+    methods = ["auto", "muon", "adam", "momentum"]
+    tables = (bench.RESULTS / "time_to_target.md").read_text(encoding="utf-8").split("## ")[1:]
+    recorded = [[cells(table, method)[3] for method in methods] for table in tables]
+    guide = bench.RESULTS.parents[1] / "docs" / "how-to" / "when.md"
+    _, table = guide.read_text(encoding="utf-8").split("| | `auto` | Muon | Adam | momentum |\n")
+    rows = [row.strip("|").split("|")[1:] for row in table.split("\n\n")[0].splitlines()[1:]]
+    assert rows
+    for row in rows:
+        assert [cell.strip() for cell in row] in recorded

@@ -1,5 +1,7 @@
 """Prox-linear (modified Gauss-Newton) directions for training neural networks."""
 
+from proxlin import extend as extend
+from proxlin import testing as testing
 from proxlin.direction import Info as Info
 from proxlin.direction import value_and_direction as value_and_direction
 from proxlin.linearize import Linearization as Linearization
@@ -12,11 +14,12 @@ from proxlin.losses import Logistic as Logistic
 from proxlin.losses import Loss as Loss
 from proxlin.losses import Sparsemax as Sparsemax
 from proxlin.losses import Squared as Squared
-from proxlin.losses import check_loss as check_loss
 from proxlin.metrics import Diagonal as Diagonal
 from proxlin.metrics import Euclidean as Euclidean
 from proxlin.metrics import Kronecker as Kronecker
 from proxlin.metrics import Metric as Metric
+from proxlin.objective import Sum as Sum
+from proxlin.objective import Term as Term
 from proxlin.optimizer import ProxLinearState as ProxLinearState
 from proxlin.optimizer import StepInfo as StepInfo
 from proxlin.optimizer import armijo_spl as armijo_spl
@@ -30,12 +33,12 @@ from proxlin.regularizers import GroupL2 as GroupL2
 from proxlin.regularizers import Regularizer as Regularizer
 from proxlin.regularizers import SquaredL2 as SquaredL2
 from proxlin.regularizers import Zero as Zero
-from proxlin.regularizers import check_regularizer as check_regularizer
 from proxlin.sdca import SDCAInfo as SDCAInfo
 from proxlin.sdca import sdca as sdca
 from proxlin.solvers import CG as CG
 from proxlin.solvers import LBFGS as LBFGS
 from proxlin.solvers import Cholesky as Cholesky
+from proxlin.solvers import Cost as Cost
 from proxlin.solvers import MultiShiftCG as MultiShiftCG
 from proxlin.solvers import NormalSystem as NormalSystem
 from proxlin.solvers import ProximalGradient as ProximalGradient
@@ -45,11 +48,15 @@ from proxlin.steps import Fixed as Fixed
 from proxlin.steps import ModelStep as ModelStep
 from proxlin.steps import StochasticTrustRegion as StochasticTrustRegion
 from proxlin.steps import TrustRegion as TrustRegion
+from proxlin.subproblems import DualConvex as DualConvex
+from proxlin.subproblems import DualQuadratic as DualQuadratic
+from proxlin.subproblems import PrimalConvex as PrimalConvex
+from proxlin.subproblems import PrimalQuadratic as PrimalQuadratic
 from proxlin.subproblems import dual_convex as dual_convex
 from proxlin.subproblems import dual_quadratic as dual_quadratic
 from proxlin.subproblems import primal_convex as primal_convex
 from proxlin.subproblems import primal_quadratic as primal_quadratic
-from proxlin.terms import Sum as Sum
-from proxlin.terms import Term as Term
+from proxlin.testing import check_loss as check_loss
+from proxlin.testing import check_regularizer as check_regularizer
 
 __version__ = "0.1.0"

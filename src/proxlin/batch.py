@@ -20,23 +20,26 @@ class Batch(NamedTuple):
     Attributes:
         inputs: what the model takes; rows of weight zero hold a copy of another row.
         targets: what the loss takes; likewise.
-        weights: :math:`\omega`, one for each example, of sum one.
+        weights: :math:`\omega`, one for each example; they sum to one, or to the weight of the term
+            of the objective that the batch belongs to.
         good: whether all values are allowed.
         weighted: whether weights were given, so that they may differ.
-
-    For a sum of terms all but ``good`` are tuples, and weights sum to the weight of their term.
     """
 
     inputs: PyTree
     targets: PyTree
-    weights: PyTree[Float[Array, "*n"]]
+    weights: Float[Array, "*n"]
     good: Bool[Array, ""]
-    weighted: PyTree[bool] = False
+    weighted: bool = False
 
     @property
     def dtype(self) -> Any:
         """The dtype of the algebra."""
-        return jax.tree.leaves(self.weights)[0].dtype
+        return self.weights.dtype
+
+    def scaled(self, factor: float) -> Batch:
+        """The same, with weights that sum to ``factor`` times what they did."""
+        return self if factor == 1 else self._replace(weights=factor * self.weights)
 
     def part(self, size: int) -> Batch:
         """``size`` examples, one from each of as many stretches of the batch.
@@ -50,7 +53,7 @@ class Batch(NamedTuple):
             return self._heaviest(size)
         rows = lambda x: jax.lax.slice_in_dim(x, 0, m, m // size)
         inputs, targets, weights = jax.tree.map(rows, (self.inputs, self.targets, self.weights))
-        return Batch(inputs, targets, _normalised(weights), self.good)
+        return Batch(inputs, targets, _normalized(weights), self.good)
 
     def _heaviest(self, size: int) -> Batch:
         m, width = len(self.weights), -(-len(self.weights) // size)
@@ -69,7 +72,7 @@ class Batch(NamedTuple):
         largest = jnp.max(weights, axis=1)
         counts = jnp.sum(weights, axis=1) / jnp.where(largest > 0, largest, 1)
         own = own * counts.reshape(-1, *(1,) * (own.ndim - 1))
-        return Batch(inputs, targets, _normalised(own), self.good, self.weighted)
+        return Batch(inputs, targets, _normalized(own), self.good, self.weighted)
 
 
 def make_batch(
@@ -104,7 +107,7 @@ def make_batch(
     inputs = _cover(inputs, jnp.any(weights.reshape(examples[0], -1) > 0, axis=1))
     inputs = _silence(inputs, weights == 0)
     targets = _cover(targets, weights > 0)
-    return Batch(inputs, targets, _normalised(weights), good, weighted=True)
+    return Batch(inputs, targets, _normalized(weights), good, weighted=True)
 
 
 def check_inputs(inputs: PyTree, *, example_axis: bool) -> None:
@@ -170,7 +173,7 @@ def _bad_target(loss: Loss, outputs: Any, targets: PyTree, weights: Any = 1) -> 
     )
 
 
-def _normalised(weights: Float[Array, "*n"]) -> Float[Array, "*n"]:
+def _normalized(weights: Float[Array, "*n"]) -> Float[Array, "*n"]:
     """Weights of sum one. The largest is divided out first: the sum might overflow."""
     largest = jnp.max(weights)
     weights = weights / jnp.where(largest > 0, largest, 1)

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from proxlin.algebra import dot
 from proxlin.arrays import as_array, as_floats, counts
 from proxlin.checks import require
 from proxlin.losses import Loss
 from proxlin.solvers import CompositeProblem, ProximalGradient
-from proxlin.solvers.system import dot
 
 Weights = Float[Array, "k d"]
 Duals = Float[Array, "n k"]
@@ -75,7 +75,7 @@ def sdca(
         strength: :math:`\lambda`, positive.
         epochs: passes over the data.
         key: a random key, for the order of the examples.
-        block_size: how many examples to optimise jointly.
+        block_size: how many examples to optimize jointly.
         outputs: :math:`k`; taken from the targets when None.
 
     Returns:
@@ -128,7 +128,7 @@ def _block_step(
     duals: Duals,
     block: Int[Array, " b"],
 ) -> tuple[Weights, Duals]:
-    """The dual variables of a block, optimised while all others stay."""
+    """The dual variables of a block, optimized while all others stay."""
     x = rows.dense(block)
     y = targets.at[block].get(mode="clip")
     old = duals.at[block].get(mode="fill", fill_value=0)

@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from proxlin.bench.data.catalogue import Source
+from proxlin.bench.data.catalog import Source
 from proxlin.bench.data.files import KnownFile
 
 

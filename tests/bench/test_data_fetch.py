@@ -14,7 +14,7 @@ import pytest
 
 from proxlin.bench import data
 from proxlin.bench.data import readers
-from proxlin.bench.data.catalogue import Download
+from proxlin.bench.data.catalog import Download
 from proxlin.bench.errors import DataError, StorageError, UsageError
 from tests.bench.data_cases import cifar10_files, mnist_files, source, write
 

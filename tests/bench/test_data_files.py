@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from proxlin.bench import data
-from proxlin.bench.data import catalogue, files, readers
+from proxlin.bench.data import catalog, files, readers
 from proxlin.bench.errors import DataError
 from tests.bench.data_cases import cifar10_files, idx, mnist_files, source, write
 
@@ -59,13 +59,13 @@ def test_standardized_pixels_differ_from_pixels_by_the_mean_and_the_deviation():
     np.testing.assert_allclose(255 * back, pixels, atol=1e-3)
 
 
-def test_the_catalogue_adds_up():
+def test_the_catalog_adds_up():
     """Sizes follow from the shapes, each file has one download, and no sum is there twice."""
     for name in ("mnist", "fashion-mnist"):
-        sizes = [known.size for known in catalogue.SOURCES[name].files]
+        sizes = [known.size for known in catalog.SOURCES[name].files]
         assert sizes == [16 + 60_000 * 28**2, 8 + 60_000, 16 + 10_000 * 28**2, 8 + 10_000]
-    assert {known.size for known in catalogue.CIFAR10.files} == {10_000 * (1 + 3 * 32**2)}
-    every = catalogue.SOURCES.values()
+    assert {known.size for known in catalog.CIFAR10.files} == {10_000 * (1 + 3 * 32**2)}
+    every = catalog.SOURCES.values()
     for each in every:
         held = [name for download in each.downloads for name in download.holds]
         assert held == [known.name for known in each.files]

@@ -111,7 +111,7 @@ def average_pool(x):
     return (x[:, ::2, ::2] + x[:, 1::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, 1::2]) / 4
 
 
-def normalised(x, params, stats, train):
+def normalized(x, params, stats, train):
     """BatchNorm, and the running statistics after it."""
     batch = {"mean": x.mean(axis=(0, 1, 2)), "variance": x.var(axis=(0, 1, 2))}
     used = batch if train else stats
@@ -124,22 +124,22 @@ def residual_reference(params, x, stats, train):
     """A ResNet of two stages with one block each, for large images."""
     after = {"stem": None, "blocks": [{}, {}]}
     x = convolve(x, params["stem"]["w"], 2)
-    x, after["stem"] = normalised(x, params["stem"], stats["stem"], train)
+    x, after["stem"] = normalized(x, params["stem"], stats["stem"], train)
     x = max_pool(silu(x))
     for i, (block, before) in enumerate(zip(params["blocks"], stats["blocks"], strict=True)):
         new = after["blocks"][i]
         y = convolve(x, block["conv1"]["w"], 1 + i)
-        y, new["conv1"] = normalised(y, block["conv1"], before["conv1"], train)
+        y, new["conv1"] = normalized(y, block["conv1"], before["conv1"], train)
         y = convolve(silu(y), block["conv2"]["w"])
-        y, new["conv2"] = normalised(y, block["conv2"], before["conv2"], train)
+        y, new["conv2"] = normalized(y, block["conv2"], before["conv2"], train)
         if i == 1:
             x = convolve(x, block["shortcut"]["w"], 2)
-            x, new["shortcut"] = normalised(x, block["shortcut"], before["shortcut"], train)
+            x, new["shortcut"] = normalized(x, block["shortcut"], before["shortcut"], train)
         x = silu(x + y)
     return x.mean(axis=(1, 2)) @ params["dense"]["w"] + params["dense"]["b"], after
 
 
-def randomised(tree, seed):
+def randomized(tree, seed):
     """Other positive numbers in all places, so that no zero or one hides a mistake."""
     rng = np.random.default_rng(seed)
     draw = lambda x: np.asarray(np.asarray(x) + rng.uniform(0.1, 0.5, x.shape), x.dtype)
@@ -158,7 +158,7 @@ def check_close(got, want):
 def test_residual_network(train):
     network = models.resnet((64, 66, 2), 3, blocks=(1, 1), width=4)
     params, stats = jax.jit(network.init)(jax.random.key(0))
-    params, stats = randomised(params, 1), randomised(stats, 2)
+    params, stats = randomized(params, 1), randomized(stats, 2)
     x = inputs_of((64, 66, 2), m=3)
     want, after = residual_reference(*doubles((params, x, stats)), train)
     if train:
@@ -191,7 +191,7 @@ def test_convnet_and_cnn():
     x = inputs_of(IMAGE)
     for name, pool in (("convnet", average_pool), ("cnn", lambda x: x)):
         params, stats = jax.jit(NETWORKS[name].init)(jax.random.key(0))
-        params = randomised(params, 1)
+        params = randomized(params, 1)
         p, want = doubles((params, x))
         convs = [p["conv1"], p["conv2"]] if name == "convnet" else p["convs"]
         for layer in convs:
@@ -210,7 +210,7 @@ def test_perceptrons():
     x = inputs_of(IMAGE)
     for name in ("linear", "mlp"):
         params, _ = jax.jit(NETWORKS[name].init)(jax.random.key(0))
-        params = randomised(params, 1)
+        params = randomized(params, 1)
         *hidden, last = doubles(params)
         want = np.asarray(x, np.float64).reshape(len(x), -1)
         for layer in hidden:
@@ -224,7 +224,7 @@ def test_perceptrons():
 
 def test_autoencoder():
     x = inputs_of(IMAGE)
-    params = randomised(jax.jit(NETWORKS["autoencoder"].init)(jax.random.key(0))[0], 1)
+    params = randomized(jax.jit(NETWORKS["autoencoder"].init)(jax.random.key(0))[0], 1)
     encoder, decoder = (doubles(params[part]) for part in ("encoder", "decoder"))
     affine = lambda layer, x: x @ layer["w"] + layer["b"]
     want = np.tanh(affine(encoder[0], np.asarray(x, np.float64).reshape(len(x), -1)))
@@ -257,7 +257,7 @@ def attended(layer, x, heads):
 
 
 def test_transformer():
-    params = randomised(jax.jit(NETWORKS["transformer"].init)(jax.random.key(0))[0], 1)
+    params = randomized(jax.jit(NETWORKS["transformer"].init)(jax.random.key(0))[0], 1)
     p, x = doubles((params, text_of()))
 
     def norm(q, x):

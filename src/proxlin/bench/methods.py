@@ -249,7 +249,7 @@ _momentum = lambda stepsize: optax.sgd(stepsize, momentum=0.9)
 METHODS: Mapping[str, Callable[..., Trainer]] = {
     "spl": _by(proxlin.Fixed, "Stochastic prox-linear steps of fixed gamma."),
     "armijo-spl": _by(proxlin.Armijo, "Prox-linear steps with lengths by Armijo's rule."),
-    "model-step": _by(proxlin.ModelStep, "Prox-linear steps that minimise the convex model."),
+    "model-step": _by(proxlin.ModelStep, "Prox-linear steps that minimize the convex model."),
     "trust-region": _by(proxlin.TrustRegion, "Prox-linear steps whose gamma follows the decrease."),
     "auto": auto,
     "spl-sgd": _inside(optax.sgd, 1.0, "SGD"),

@@ -2,14 +2,9 @@
 
 from proxlin.losses.base import Factor as Factor
 from proxlin.losses.base import Loss as Loss
-from proxlin.losses.check import check_loss as check_loss
 from proxlin.losses.function import FromFunction as FromFunction
 from proxlin.losses.logistic import BinaryLogistic as BinaryLogistic
 from proxlin.losses.logistic import Logistic as Logistic
-from proxlin.losses.several import Losses as Losses
-from proxlin.losses.several import each as each
-from proxlin.losses.several import weighted_grad as weighted_grad
-from proxlin.losses.several import weighted_value as weighted_value
 from proxlin.losses.simplex import Hinge as Hinge
 from proxlin.losses.simplex import Sparsemax as Sparsemax
 from proxlin.losses.squared import Squared as Squared

@@ -25,13 +25,20 @@ class Factor(NamedTuple):
         rmv: :math:`v \mapsto B^\top v`.
         preimage: some :math:`v` with :math:`B v = \nabla \ell(f)` where one is known without
             division by small numbers, else None.
-
-    For a sum of terms the vectors are tuples with one entry for each.
     """
 
-    mv: Callable[[PyTree[Outputs]], PyTree[Outputs]]
-    rmv: Callable[[PyTree[Outputs]], PyTree[Outputs]]
-    preimage: PyTree[Outputs] | None = None
+    mv: Callable[[Outputs], Outputs]
+    rmv: Callable[[Outputs], Outputs]
+    preimage: Outputs | None = None
+
+    def weighted(self, weights: PerExample) -> Factor:
+        r"""The factor :math:`\sqrt{\omega} B` of the weighted Hessian :math:`\omega H`."""
+        root = jnp.sqrt(weights)[..., None]
+        return Factor(
+            mv=lambda u: root * self.mv(u),
+            rmv=lambda v: self.rmv(root * v),
+            preimage=None if self.preimage is None else root * self.preimage,
+        )
 
 
 class Loss(abc.ABC):
@@ -139,7 +146,7 @@ class Loss(abc.ABC):
             \ell^*(\alpha) + \tfrac{1}{2 \sigma} \|\alpha - z\|^2 = \nabla \ell(f)
             \quad\text{with}\quad \nabla \ell(f) + \sigma f = z
 
-        By Moreau's identity :math:`f` minimises :math:`\ell(f) - \langle f, z \rangle +
+        By Moreau's identity :math:`f` minimizes :math:`\ell(f) - \langle f, z \rangle +
         \tfrac{\sigma}{2} \|f\|^2`, a smooth and strongly convex function of :math:`k` variables,
         which damped Newton steps solve without knowledge of :math:`\ell^*`.
 
@@ -149,7 +156,7 @@ class Loss(abc.ABC):
             stepsize: :math:`\sigma > 0`, one number or one for each example.
 
         Returns:
-            The minimiser; it lies in the domain of the conjugate.
+            The minimizer; it lies in the domain of the conjugate.
         """
         # f is of the size of z / sigma: below this, its rounding would decide. In the end the
         # operator depends on sigma no more than by a multiple of it.
@@ -184,16 +191,16 @@ def damped_newton(
     newton: Callable[[Outputs], Outputs],
     like: Outputs,
 ) -> Outputs:
-    """Minimises one smooth, strongly convex function for each example, starting at zero.
+    """Minimizes one smooth, strongly convex function for each example, starting at zero.
 
     Args:
         objective: the value for each example.
         residual: its negative gradient.
         newton: its Newton step.
-        like: an array of the shape and dtype of the minimiser.
+        like: an array of the shape and dtype of the minimizer.
 
     Returns:
-        The minimisers, their values to rounding: themselves to about the root of it.
+        The minimizers, their values to rounding: themselves to about the root of it.
     """
     eps = jnp.finfo(like.dtype).eps
     halvings = jnp.arange(_NEWTON_HALVINGS, dtype=like.dtype)

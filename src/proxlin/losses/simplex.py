@@ -28,7 +28,7 @@ def project_simplex(z: Outputs) -> Outputs:
         Array([[0.75, 0.25, 0.  ]], dtype=float32)
     """
     # Not optax.projections.projection_simplex: it divides floats by integers, which strict dtype
-    # promotion forbids, and sums before it centres, which loses digits for large outputs.
+    # promotion forbids, and sums before it centers, which loses digits for large outputs.
     z = z - jnp.max(z, axis=-1, keepdims=True)
     descending = -jnp.sort(-z, axis=-1)
     sizes = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
@@ -132,17 +132,17 @@ class Sparsemax(ClassLoss):
 
     def hvp(self, outputs: Outputs, targets: Targets, v: Outputs) -> Outputs:
         """Centring on the support."""
-        return _centre(outputs, v)
+        return _center(outputs, v)
 
     def hessian_factor(self, outputs: Outputs, targets: Targets) -> Factor:
         """Centring on the support, which is its own factor."""
-        return Factor(lambda v: _centre(outputs, v), lambda v: _centre(outputs, v))
+        return Factor(lambda v: _center(outputs, v), lambda v: _center(outputs, v))
 
     def shifted_solve(
         self, outputs: Outputs, targets: Targets, shift: Float[Array, "*n 1"], rhs: Outputs
     ) -> Outputs:
         """A projector plus a multiple of the identity."""
-        within = _centre(outputs, rhs)
+        within = _center(outputs, rhs)
         return within / (1 + shift) + (rhs - within) / shift
 
     def conjugate(self, duals: Outputs, targets: Targets) -> PerExample:
@@ -158,7 +158,7 @@ class Sparsemax(ClassLoss):
         return project_simplex((z + y) / (1 + per_example(stepsize, z))) - y
 
 
-def _centre(outputs: Outputs, v: Outputs) -> Outputs:
+def _center(outputs: Outputs, v: Outputs) -> Outputs:
     """Subtracts, on the support of the projection of the outputs, the mean of v over it."""
     support = (project_simplex(outputs) > 0).astype(v.dtype)
     size = jnp.sum(support, axis=-1, keepdims=True)

@@ -1,6 +1,6 @@
-r"""Metrics of the proximity term, learnt from the gradients of the steps before.
+r"""Metrics of the proximity term, learned from the gradients of the steps before.
 
-In a metric :math:`P` a prox-linear direction minimises the model of the objective plus
+In a metric :math:`P` a prox-linear direction minimizes the model of the objective plus
 :math:`\tfrac{1}{2 \gamma} \langle d, P d \rangle`. Without inner steps it is :math:`\gamma P^{-1}
 \nabla h`: the step of Adam or of Shampoo, if :math:`P` is theirs.
 """

@@ -5,19 +5,25 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from proxlin.linearize import Params, algebra_dtype, cast_like
+from proxlin.algebra import Params, algebra_dtype, cast_like
 
 Inverse = Callable[[Params], Params]
 
 
 class Metric(abc.ABC):
-    """A positive definite linear map of parameter space; a frozen dataclass, its state apart."""
+    """A positive definite linear map of parameter space; a frozen dataclass, its state apart.
+
+    Attributes:
+        is_identity: whether it is the identity, whatever it is given.
+    """
+
+    is_identity: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init(self, params: Params) -> Any:
@@ -28,13 +34,15 @@ class Metric(abc.ABC):
         """Learns from the gradient of a step; ``taken`` counts the steps before it."""
 
     @abc.abstractmethod
-    def inverse(self, state: Any, source: Params, taken: Int[Array, ""]) -> Inverse | None:
-        r""":math:`P^{-1}` for the step whose linear term is ``source``; None for the identity."""
+    def inverse(self, state: Any, linear_term: Params, taken: Int[Array, ""]) -> Inverse | None:
+        r""":math:`P^{-1}` for a subproblem with this linear term; None for the identity."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Euclidean(Metric):
     """The identity, as in the paper."""
+
+    is_identity: ClassVar[bool] = True
 
     def init(self, params: Params) -> tuple[()]:
         """Nothing."""
@@ -44,7 +52,7 @@ class Euclidean(Metric):
         """Nothing."""
         return ()
 
-    def inverse(self, state: tuple[()], source: Params, taken: Int[Array, ""]) -> None:
+    def inverse(self, state: tuple[()], linear_term: Params, taken: Int[Array, ""]) -> None:
         """The identity."""
         return None
 
@@ -85,7 +93,7 @@ class Diagonal(Metric):
         """Averages the squares."""
         return average(state, jax.tree.map(jnp.square, cast_like(grad, state)), self.decay)
 
-    def inverse(self, state: Params, source: Params, taken: Int[Array, ""]) -> Inverse:
+    def inverse(self, state: Params, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
         """Divides by the roots."""
         roots = jax.tree.map(jnp.sqrt, unbiased(state, self.decay, taken))
         # Squares that overflow must not end as a step of zero.

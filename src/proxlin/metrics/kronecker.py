@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.linearize import Params
+from proxlin.algebra import Params, count
 from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
-from proxlin.solvers.system import count
 
 Matrix = Float[Array, "rows columns"]
 Blocks = Float[Array, "blocks n columns"]
@@ -19,7 +18,7 @@ _NEWTON_STEPS = 40  # each makes small eigenvalues more than twice as large
 
 
 class KroneckerState(NamedTuple):
-    r"""What :class:`Kronecker` has learnt.
+    r"""What :class:`Kronecker` has learned.
 
     Attributes:
         moments: for each matrix, the averages of the blocks of :math:`G G^\top` and of those of
@@ -114,13 +113,13 @@ class Kronecker(Metric):
         kept = jax.lax.cond(taken % self.every == 0, roots, keep)
         return KroneckerState(moments, kept, scales)
 
-    def inverse(self, state: KroneckerState, source: Params, taken: Int[Array, ""]) -> Inverse:
+    def inverse(self, state: KroneckerState, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
         """Multiplies by the roots from both sides."""
         roots = jax.tree.map(
-            lambda x, own: jax.tree.map(lambda r: r.astype(x.dtype), own), source, state.roots
+            lambda x, own: jax.tree.map(lambda r: r.astype(x.dtype), own), linear_term, state.roots
         )
         apply = lambda x, own: precondition(x, own, self.block_size)
-        lengths = jax.tree.map(lambda x, own: _ratio(x, apply(x, own)), source, roots)
+        lengths = jax.tree.map(lambda x, own: _ratio(x, apply(x, own)), linear_term, roots)
         return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, roots, lengths)
 
 

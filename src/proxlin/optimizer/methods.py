@@ -14,11 +14,11 @@ from proxlin.direction import Oracle
 from proxlin.linearize import Model
 from proxlin.losses import Loss
 from proxlin.metrics import Euclidean, Kronecker, Metric
+from proxlin.objective import Size, Sum
 from proxlin.optimizer.transformation import transformation
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, StepRule, StochasticTrustRegion
 from proxlin.subproblems import Subproblem, dual_quadratic
-from proxlin.terms import Size, Sum
 
 
 def prox_linear(
@@ -43,9 +43,9 @@ def prox_linear(
         ``updates, state = opt.update(None, state, params, inputs=x, targets=y)``
 
     with ``args=(...)`` for what the model takes beside its inputs and ``weights`` for the
-    examples. It returns :math:`-\eta d`, to be added by ``optax.apply_updates``. A step is refused
-    (zero updates, ``state.refused`` one higher, ``state.aux`` and all else as before) when anything
-    is not finite, a value is not allowed, or the rule finds no step.
+    examples. It returns :math:`-\eta d`, to be added by ``optax.apply_updates``. A step is
+    rejected (zero updates, ``state.rejected`` one higher, ``state.aux`` and all else as before)
+    when anything is not finite, a value is not allowed, or the rule finds no step.
 
     To set numbers of the rule between steps, inject them into a function of them:
     ``optax.inject_hyperparams(lambda gamma: prox_linear(model, loss, step=Armijo(gamma)))(1.0)``.
@@ -55,7 +55,7 @@ def prox_linear(
             or a :class:`proxlin.Sum` of terms, with tuples of inputs and targets.
         loss: a convex loss; a sum brings its own.
         step: a step rule. The default asks for more decrease than the 1e-4 of the paper: on
-            saturated losses, as those of unscaled inputs, a step that realises next to nothing of
+            saturated losses, as those of unscaled inputs, a step that realizes next to nothing of
             its slope can leave a network that does not learn any more.
         metric: the metric :math:`P` of the proximity term :math:`\tfrac{1}{2 \gamma} \langle d, P d
             \rangle`: :class:`proxlin.Euclidean`, or :class:`proxlin.Diagonal` or
@@ -67,7 +67,7 @@ def prox_linear(
             heavy balls outside the subproblem take :func:`direction_as_gradient` with
             ``optax.sgd(1.0, momentum=...)``.
         subproblem: as in :func:`proxlin.value_and_direction`; None is
-            :func:`proxlin.dual_quadratic`.
+            :data:`proxlin.dual_quadratic`.
         solver: likewise.
         regularizer: likewise.
         curvature_size: likewise.
@@ -127,7 +127,7 @@ def direction_as_gradient(
     r"""The prox-linear direction in the place of the gradient, for any Optax optimizer.
 
     Either ``optax.chain(direction_as_gradient(model, loss), optax.adam(1e-3))``, or with the
-    optimizer inside, ``direction_as_gradient(model, loss, optax.adam(1e-3))``: then a refused
+    optimizer inside, ``direction_as_gradient(model, loss, optax.adam(1e-3))``: then a rejected
     step leaves the state of that optimizer as it was, which a chain cannot do. Gamma can be
     injected as into :func:`spl`.
 
@@ -135,7 +135,7 @@ def direction_as_gradient(
         model: as in :func:`prox_linear`.
         loss: likewise.
         optimizer: what to do with the direction; None returns :math:`+d`.
-        gamma: the regularisation, a number or an Optax schedule.
+        gamma: the regularization, a number or an Optax schedule.
         subproblem: as in :func:`prox_linear`.
         solver: likewise.
         regularizer: likewise.
@@ -247,7 +247,7 @@ def auto(
     :func:`prox_linear` on the quadratic dual, with
 
     - curvature from an eighth of the batch, at least 32 examples, and two conjugate-gradient steps;
-    - the proximity term in a metric that is learnt from gradients, :class:`proxlin.Kronecker`, and
+    - the proximity term in a metric that is learned from gradients, :class:`proxlin.Kronecker`, and
       around 0.9 times the last step;
     - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
       until curvature or the next batch says that steps are long enough, and follows from there.

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 
-from proxlin.direction import Memory, Oracle
-from proxlin.linearize import Params, check_params
-from proxlin.regularizers import Zero
-from proxlin.solvers.system import count
+from proxlin.algebra import Params, Scalar, count
+from proxlin.deprecation import deprecated_fields
+from proxlin.direction import Oracle
+from proxlin.linearize import check_params
+from proxlin.proximity import ProximityState
+from proxlin.solvers import Cost, Status
 from proxlin.steps import Step, StepRule
-from proxlin.subproblems import Scalar
 
 
 class StepInfo(NamedTuple):
@@ -29,44 +30,68 @@ class StepInfo(NamedTuple):
     slope: Scalar
     predicted: Scalar
     gap: Scalar
-    steps: Int[Array, ""]
-    residual: Scalar
-    jvps: Int[Array, ""]
-    vjps: Int[Array, ""]
     evaluations: Int[Array, ""]
-    status: Int[Array, ""]
+    cost: Cost
+
+    @property
+    def steps(self) -> Int[Array, ""]:
+        """Inner steps."""
+        return self.cost.steps
+
+    @property
+    def residual(self) -> Scalar:
+        """The last relative residual that is known."""
+        return self.cost.residual
+
+    @property
+    def jvps(self) -> Int[Array, ""]:
+        """Jacobian-vector products."""
+        return self.cost.jvps
+
+    @property
+    def vjps(self) -> Int[Array, ""]:
+        """Vector-Jacobian products."""
+        return self.cost.vjps
+
+    @property
+    def status(self) -> Int[Array, ""]:
+        """A :class:`proxlin.Status`."""
+        return self.cost.status
 
 
+@deprecated_fields({"memory": "proximity"}, removal="0.2")
 class ProxLinearState(NamedTuple):
     """What a prox-linear method carries from one step to the next: a plain pytree.
 
     Attributes:
         taken: steps taken so far; schedules are evaluated at it.
-        gamma: the regularisation: the next one for a trust region, else the last one used.
-        eta: the last stepsize, zero if the step was refused.
-        refused: steps refused so far.
+        gamma: the regularization: the next one for a trust region, else the last one used.
+        eta: the last stepsize, zero if the step was rejected.
+        rejected: steps rejected so far.
+        refused: the older name of ``rejected``, until version 0.2.
         aux: what the model last returned beside its outputs, on steps that were taken.
         info: the report of the last step.
         then: the state of the optimizer that the direction is handed to.
-        memory: what directions learn from the steps before: the metric and the momentum.
-        rule: what the step rule remembers.
+        proximity: what the proximity term keeps: its metric and momentum.
+        rule: the state of the step rule.
     """
 
     taken: Int[Array, ""]
     gamma: Scalar
     eta: Scalar
+    rejected: Int[Array, ""]
     refused: Int[Array, ""]
     aux: Any
     info: StepInfo
     then: Any
-    memory: Memory
+    proximity: ProximityState
     rule: Any
 
 
 def transformation(
     oracle: Oracle, rule: StepRule, then: optax.GradientTransformation, init_aux: Any
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Hands :math:`\eta d` to ``then``, and keeps all as it was when the step is refused.
+    r"""Hands :math:`\eta d` to ``then``, and keeps all as it was when the step is rejected.
 
     Args:
         oracle: what gives a direction for a batch.
@@ -81,7 +106,7 @@ def transformation(
         TypeError, ValueError: for pieces that do not go together.
     """
     then = optax.with_extra_args_support(then)
-    if not isinstance(oracle.regularizer, Zero) and not rule.composite:
+    if not oracle.regularizer.is_zero and not rule.composite:
         raise TypeError(
             f"{rule} does not know regularizers; use Armijo(), TrustRegion() or Fixed() with "
             f"{oracle.regularizer}"
@@ -101,12 +126,13 @@ def transformation(
             taken=none,
             gamma=rule.first_gamma(),
             eta=zero,
+            rejected=none,
             refused=none,
             aux=init_aux,
-            info=StepInfo(*(zero,) * 5, none, zero, *(none,) * 4),
+            info=_no_report(),
             then=then.init(params),
-            memory=oracle.remember(params),
-            rule=rule.remember(params),
+            proximity=oracle.init(params),
+            rule=rule.init(params),
         )
         return jax.tree.map(_own, state)
 
@@ -125,26 +151,27 @@ def transformation(
         params = _arrays(params)
         gamma = rule.gamma_at(state.taken, state.gamma)
         direction = oracle.direction(
-            params, inputs, targets, args, gamma, weights, state.memory, state.taken
+            params, inputs, targets, args, gamma, weights, state.proximity, state.taken
         )
-        _check_aux(state.aux, direction.info.aux)
+        _check_aux(state.aux, direction.aux)
         step = rule.step(direction, state.taken, state.rule)
         taken = direction.usable & step.accepted
         eta = jnp.where(taken, step.eta, 0)
-        way = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
-        new, inner = then.update(way, state.then, params, **{"value": direction.value, **extra})
+        moved = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
+        new, inner = then.update(moved, state.then, params, **{"value": direction.value, **extra})
         new = jax.tree.map(lambda u, w: jnp.where(taken, u, 0).astype(w.dtype), new, params)
         kept = lambda x, old: jax.tree.map(lambda a, b: jnp.where(taken, a, b), x, old)
         return new, ProxLinearState(
             taken=jnp.where(taken, optax.safe_increment(state.taken), state.taken),
             gamma=jnp.where(direction.sound, _default(step.gamma), state.gamma),
             eta=_default(eta),
+            rejected=state.rejected + count(~taken),
             refused=state.refused + count(~taken),
-            aux=kept(direction.info.aux, state.aux),
+            aux=kept(direction.aux, state.aux),
             info=_report(direction.value, step),
             then=kept(inner, state.then),
-            memory=kept(direction.memory.after(step.eta), state.memory),
-            rule=kept(step.memory, state.rule),
+            proximity=kept(direction.next_state(step.eta), state.proximity),
+            rule=kept(step.state, state.rule),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -169,9 +196,32 @@ def _own(x: Any) -> Array:
     return jnp.array(x, jnp.result_type(x), copy=True)
 
 
+def _no_report() -> StepInfo:
+    """The report before the first step."""
+    zero, none = jnp.zeros((), jnp.result_type(float)), count(0)
+    return StepInfo(
+        value=zero,
+        penalty=zero,
+        slope=zero,
+        predicted=zero,
+        gap=zero,
+        evaluations=none,
+        cost=Cost(steps=none, residual=zero, jvps=none, vjps=none, status=count(Status.OK)),
+    )
+
+
 def _report(value: Scalar, step: Step) -> StepInfo:
-    found = {**step.info._asdict(), "value": value, "evaluations": step.evaluations}
-    return StepInfo(*(_default(found[name]) for name in StepInfo._fields))
+    info = step.info
+    report = StepInfo(
+        value=value,
+        penalty=info.penalty,
+        slope=info.slope,
+        predicted=info.predicted,
+        gap=info.gap,
+        evaluations=step.evaluations,
+        cost=info.cost,
+    )
+    return jax.tree.map(_default, report)
 
 
 def _default(x: Array) -> Array:
@@ -198,7 +248,7 @@ def _check_call(updates: Any, params: Params | None, args: Any) -> None:
             "bounds memory)"
         )
     if params is None:
-        raise ValueError("a prox-linear method linearises the model at params: pass them to update")
+        raise ValueError("a prox-linear method linearizes the model at params: pass them to update")
     _check_unmasked(params)
     if not isinstance(args, tuple):
         raise TypeError(f"args must be a tuple, args=(x,) for one argument; got {type(args)}")

@@ -10,9 +10,9 @@ from proxlin.solvers.lbfgs import LBFGS as LBFGS
 from proxlin.solvers.lbfgs import SmoothSolution as SmoothSolution
 from proxlin.solvers.lbfgs import SmoothSolver as SmoothSolver
 from proxlin.solvers.multishift import MultiShiftCG as MultiShiftCG
+from proxlin.solvers.system import Cost as Cost
 from proxlin.solvers.system import LinearSolver as LinearSolver
 from proxlin.solvers.system import NormalSystem as NormalSystem
-from proxlin.solvers.system import Pair as Pair
 from proxlin.solvers.system import Rows as Rows
 from proxlin.solvers.system import Solution as Solution
 from proxlin.solvers.system import Status as Status

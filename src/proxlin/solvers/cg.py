@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from proxlin.solvers.system import (
-    LinearSolver,
-    NormalSystem,
-    Solution,
-    Status,
-    Vector,
-    add_scaled,
-    count,
-    dot,
-    scale,
-    select,
-)
+from proxlin.algebra import Scalar, Vector, add_scaled, count, dot, scale, select, zeros_like
+from proxlin.solvers.system import Cost, LinearSolver, NormalSystem, Solution, Status
 
 # Not lineax.CG or jax.scipy.sparse.linalg.cg: both loop, and Jacobian products of convolutions
 # are some 18 times slower inside a loop on XLA:CPU (https://github.com/jax-ml/jax/issues/12868);
@@ -35,10 +25,10 @@ class CG(LinearSolver):
     Step by step :math:`M q` gives the curvature :math:`\langle q, A q \rangle = \text{shift}
     \|q\|^2 + \|M q\|^2` and updates :math:`M x`; only the next residual needs :math:`M^*`. So
     :math:`\tau` steps apply :math:`M` :math:`\tau` times and :math:`M^*` :math:`\tau - 1` times
-    (once more for the right-hand side where the system has a source).
+    (once more for the right-hand side where the system has data).
 
     The iteration ends at rounding level (residual below 10 eps of the right-hand side) and at a
-    breakdown (curvature not positive or not finite). Where the system has a source :math:`s`, the
+    breakdown (curvature not positive or not finite). Where the system has data :math:`s`, the
     answer is the last iterate whose misfit :math:`t = s - M x` satisfies
 
     .. math:: \langle t, s \rangle > 10\, \mathrm{eps}\, \|t\| \|s\|
@@ -68,6 +58,7 @@ class CG(LinearSolver):
     """
 
     max_steps: int = 2
+    takes_metric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_steps, int) or self.max_steps < 0:
@@ -93,17 +84,19 @@ class CG(LinearSolver):
         return Solution(
             x=state.kept.x,
             misfit=state.kept.misfit,
-            steps=state.steps,
-            residual=state.residual,
-            forwards=state.products,
-            adjoints=state.products - (0 if system.rhs is None else 1),
-            status=jnp.where(early, count(Status.INEXACT), trusted),
+            cost=Cost(
+                steps=state.steps,
+                residual=state.residual,
+                jvps=state.products,
+                vjps=state.products - (0 if system.rhs is None else 1),
+                status=trusted,
+            ).with_status(Status.INEXACT, where=early),
         )
 
 
 class _Iterate(NamedTuple):
     x: Vector
-    misfit: Vector  # source - M x
+    misfit: Vector  # data - M x
 
 
 class _State(NamedTuple):
@@ -111,11 +104,11 @@ class _State(NamedTuple):
     kept: _Iterate  # the last one that descends
     r: Vector  # the residual of the system
     q: Vector  # the next conjugate direction
-    rr: Float[Array, ""]  # <r, r>
-    rr0: Float[Array, ""]  # the same at x = 0
-    residual: Float[Array, ""]  # relative, the last one that is known
-    stretch: Float[Array, ""]  # the largest |M q|^2 / |q|^2 so far
-    least: Float[Array, ""]  # the least <q, A q> / |q|^2
+    rr: Scalar  # <r, r>
+    rr0: Scalar  # the same at x = 0
+    residual: Scalar  # relative, the last one that is known
+    stretch: Scalar  # the largest |M q|^2 / |q|^2 so far
+    least: Scalar  # the least <q, A q> / |q|^2
     steps: Int[Array, ""]
     products: Int[Array, ""]
     frozen: Bool[Array, ""]
@@ -126,14 +119,13 @@ class _State(NamedTuple):
 def _start(system: NormalSystem) -> _State:
     if system.rhs is not None:
         r = system.rhs
-        image = jax.eval_shape(system.forward, r)
-        misfit = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), image)
+        misfit = zeros_like(jax.eval_shape(system.forward, r))
     else:
-        r = system.adjoint(system.source)
-        misfit = system.source
+        r = system.adjoint(system.data)
+        misfit = system.data
     rr = dot(r, r)
     zero = count(0)
-    first = _Iterate(jax.tree.map(jnp.zeros_like, r), misfit)
+    first = _Iterate(zeros_like(r), misfit)
     return _State(
         now=first,
         kept=first,
@@ -190,21 +182,21 @@ def _step(system: NormalSystem, state: _State, *, last: bool) -> _State:
     )
 
 
-def _relative(rr: Float[Array, ""], rr0: Float[Array, ""]) -> Float[Array, ""]:
+def _relative(rr: Scalar, rr0: Scalar) -> Scalar:
     return jnp.sqrt(rr) / jnp.sqrt(jnp.where(rr0 > 0, rr0, 1))
 
 
 def _descends(system: NormalSystem, misfit: Vector) -> Bool[Array, ""]:
     """Whether the slope of the dual direction is more than rounding."""
-    if system.source is None:
+    if system.data is None:
         return jnp.asarray(True)
     eps = jnp.finfo(system.shift.dtype).eps
-    lengths = jnp.sqrt(dot(misfit, misfit)) * jnp.sqrt(dot(system.source, system.source))
-    return dot(misfit, system.source) > 10 * eps * lengths
+    lengths = jnp.sqrt(dot(misfit, misfit)) * jnp.sqrt(dot(system.data, system.data))
+    return dot(misfit, system.data) > 10 * eps * lengths
 
 
 def rounding_status(
-    system: NormalSystem, stretch: Float[Array, ""], least: Float[Array, ""], misfit: Vector
+    system: NormalSystem, stretch: Scalar, least: Scalar, misfit: Vector
 ) -> Int[Array, ""]:
     r"""OK, or INEXACT where rounding may have changed a tenth of the answer.
 
@@ -216,9 +208,9 @@ def rounding_status(
     """
     least = jnp.where(system.shift > 0, system.shift, least)
     condition = 1 + stretch / jnp.where(least > 0, least, 1)
-    if system.source is not None:
+    if system.data is not None:
         length = dot(misfit, misfit)
-        share = jnp.sqrt(dot(system.source, system.source) / jnp.where(length > 0, length, 1))
+        share = jnp.sqrt(dot(system.data, system.data) / jnp.where(length > 0, length, 1))
         condition = jnp.sqrt(condition) * share
     small = jnp.finfo(condition.dtype).eps * condition <= 0.1
     return jnp.where(small, count(Status.OK), count(Status.INEXACT))
@@ -228,11 +220,16 @@ def without_products(system: NormalSystem) -> Solution:
     """The solution for M = 0."""
     if system.rhs is not None:
         x = scale(1 / system.shift, system.rhs)
-        image = jax.eval_shape(system.forward, x)
-        misfit = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), image)
+        misfit = zeros_like(jax.eval_shape(system.forward, x))
     else:
-        image = jax.eval_shape(system.adjoint, system.source)
-        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), image)
-        misfit = system.source
-    zero = count(0)
-    return Solution(x, misfit, zero, jnp.ones_like(system.shift), zero, zero, zero)
+        x = zeros_like(jax.eval_shape(system.adjoint, system.data))
+        misfit = system.data
+    none = count(0)
+    cost = Cost(
+        steps=none,
+        residual=jnp.ones_like(system.shift),
+        jvps=none,
+        vjps=none,
+        status=count(Status.OK),
+    )
+    return Solution(x=x, misfit=misfit, cost=cost)

@@ -12,17 +12,15 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
+from proxlin.algebra import Scalar, Vector, add_scaled, count, scale, zeros_like
 from proxlin.solvers.system import (
+    Cost,
     LinearSolver,
     NormalSystem,
     Rows,
     Solution,
     Status,
     TermRows,
-    Vector,
-    add_scaled,
-    count,
-    scale,
 )
 
 Matrix = Float[Array, "n n"]
@@ -31,7 +29,7 @@ Products = tuple[int, int]  # how often M and M* are applied
 
 @dataclasses.dataclass(frozen=True)
 class Cholesky(LinearSolver):
-    r"""Solves the system exactly by a Cholesky factorisation of its small Gram matrix.
+    r"""Solves the system exactly by a Cholesky factorization of its small Gram matrix.
 
     Of :math:`M^* M` and :math:`M M^*` the smaller is formed, of size :math:`\min(m k, p)`; the
     solution of the other system follows by the formula of Woodbury. The misfit :math:`s - M x` of
@@ -89,17 +87,19 @@ class Cholesky(LinearSolver):
         status = jnp.where(exact | (status != Status.OK), status, count(Status.INEXACT))
         map_back = _map_back_on_x if on_x else _map_back_on_image
         x, misfit, mapping = map_back(dataclasses.replace(system, shift=shift), inverse)
-        if system.source is not None:
+        if system.data is not None:
             # The direction is the misfit over the shift that was given.
             misfit = scale(system.shift / shift, misfit)
         return Solution(
             x=x,
             misfit=misfit,
-            steps=count(0),
-            residual=jnp.full_like(system.shift, jnp.nan),
-            forwards=count(forming[0] + mapping[0]),
-            adjoints=count(forming[1] + mapping[1]),
-            status=status,
+            cost=Cost(
+                steps=count(0),
+                residual=jnp.full_like(system.shift, jnp.nan),
+                jvps=count(forming[0] + mapping[0]),
+                vjps=count(forming[1] + mapping[1]),
+                status=status,
+            ),
         )
 
 
@@ -107,7 +107,7 @@ def _spaces(system: NormalSystem) -> tuple[Vector, Vector]:
     """Shapes of x and of M x."""
     if system.rhs is not None:
         return system.rhs, jax.eval_shape(system.forward, system.rhs)
-    return jax.eval_shape(system.adjoint, system.source), system.source
+    return jax.eval_shape(system.adjoint, system.data), system.data
 
 
 def _size(like: Vector) -> int:
@@ -115,8 +115,7 @@ def _size(like: Vector) -> int:
 
 
 def _unravel(like: Vector) -> Callable[[Array], Vector]:
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    return ravel_pytree(zeros)[1]
+    return ravel_pytree(zeros_like(like))[1]
 
 
 def _cancels(system: NormalSystem, on_x: bool) -> bool:
@@ -131,7 +130,7 @@ def _rounding(gram: Matrix) -> float:
     return (gram.shape[0] + 10) * float(jnp.finfo(gram.dtype).eps)
 
 
-def _least_shift(system: NormalSystem, gram: Matrix) -> Float[Array, ""]:
+def _least_shift(system: NormalSystem, gram: Matrix) -> Scalar:
     """The shift, or the one of a smaller gamma where a difference over it would be noise."""
     return jnp.maximum(system.shift, _rounding(gram) * jnp.max(jnp.diagonal(gram)))
 
@@ -171,9 +170,9 @@ def _map_back_on_x(
         x = inverse(system.adjoint(s))
         return x, add_scaled(s, -1, system.forward(x))
 
-    x, misfit = reduced(system.source)
+    x, misfit = reduced(system.data)
     explained = add_scaled(misfit, 1 / system.shift, system.forward(system.adjoint(misfit)))
-    misfit = add_scaled(misfit, 1, reduced(add_scaled(system.source, -1, explained))[1])
+    misfit = add_scaled(misfit, 1, reduced(add_scaled(system.data, -1, explained))[1])
     return x, misfit, (3, 3)
 
 
@@ -182,7 +181,7 @@ def _map_back_on_image(
 ) -> tuple[Vector, Vector, Products]:
     """From the inverse of shift I + M M*."""
     if system.rhs is None:
-        y = inverse(system.source)
+        y = inverse(system.data)
         return system.adjoint(y), scale(system.shift, y), (0, 1)
 
     def reduced(b: Vector) -> Vector:
@@ -221,7 +220,7 @@ def _gram_of_rows(
     As many VJPs as an example has rows give those of all examples. One product more tells whether
     they are the same where examples are together: it is compared with A times a vector.
     """
-    like = system.source if rows.of_x else system.rhs
+    like = system.data if rows.of_x else system.rhs
     # Not ones, and not a multiple of anything: nothing must cancel by design.
     probe = jnp.cos(jnp.arange(_size(like), dtype=jax.tree.leaves(like)[0].dtype))
     product = (system.adjoint if rows.of_x else system.forward)(_unravel(like)(probe))

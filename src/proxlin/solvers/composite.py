@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from proxlin.solvers.system import Vector, add_scaled, count, select
-
-Scalar = Float[Array, ""]
+from proxlin.algebra import Scalar, Vector, add_scaled, count, select
+from proxlin.solvers.system import Cost, Status
 
 _CHECK_EVERY = 10
 
@@ -52,24 +51,18 @@ class CompositeSolution(NamedTuple):
     Attributes:
         x: the solution.
         image: :math:`A x`.
-        steps: steps taken.
-        residual: size of the last step relative to the first.
-        upper: the value of the minimisation among the two bounds.
-        lower: the value of the maximisation.
-        applies: how often :math:`A` was applied.
-        adjoints: how often :math:`A^*` was applied.
-        solved: whether what was asked for was reached.
+        upper: the value of the minimization among the two bounds.
+        lower: the value of the maximization.
+        cost: steps, the size of the last one relative to the first as residual, products with
+            :math:`A` (``jvps``) and :math:`A^*` (``vjps``); INEXACT if the gap asked for was not
+            reached.
     """
 
     x: Vector
     image: Vector
-    steps: Int[Array, ""]
-    residual: Scalar
     upper: Scalar
     lower: Scalar
-    applies: Int[Array, ""]
-    adjoints: Int[Array, ""]
-    solved: Bool[Array, ""]
+    cost: Cost
 
 
 class CompositeSolver(abc.ABC):
@@ -117,16 +110,19 @@ class ProximalGradient(CompositeSolver):
             _start(problem),
         )
         upper, lower = problem.bounds(state.x, state.image)
+        solved = jnp.asarray(True) if self.gap is None else upper - lower <= self.gap
         return CompositeSolution(
             x=state.x,
             image=state.image,
-            steps=state.steps,
-            residual=state.last / jnp.where(state.first > 0, state.first, 1),
             upper=upper,
             lower=lower,
-            applies=state.applies,
-            adjoints=state.steps + state.looks + 1,
-            solved=jnp.asarray(True) if self.gap is None else upper - lower <= self.gap,
+            cost=Cost(
+                steps=state.steps,
+                residual=state.last / jnp.where(state.first > 0, state.first, 1),
+                jvps=state.applies,
+                vjps=state.steps + state.looks + 1,
+                status=count(Status.OK),
+            ).with_status(Status.INEXACT, where=~solved),
         )
 
     def _stop(self, problem: CompositeProblem, state: _State) -> _State:

@@ -10,37 +10,34 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
-from proxlin.solvers.system import Vector, count, dot
+from proxlin.algebra import Scalar, Vector, count, dot
+from proxlin.solvers.system import Cost, Status
 
 
 class SmoothSolution(NamedTuple):
-    """An approximate minimiser.
+    """An approximate minimizer.
 
     Attributes:
-        x: the minimiser.
-        steps: steps taken.
-        residual: norm of the last gradient relative to that of the first.
-        evaluations: how often value and gradient were computed.
-        solved: whether the tolerance asked for was reached.
+        x: the minimizer.
+        cost: steps, the norm of the last gradient relative to that of the first as residual, one
+            product each way for each value and gradient; INEXACT if the tolerance asked for was
+            not reached.
     """
 
     x: Vector
-    steps: Int[Array, ""]
-    residual: Float[Array, ""]
-    evaluations: Int[Array, ""]
-    solved: Bool[Array, ""]
+    cost: Cost
 
 
 class SmoothSolver(abc.ABC):
-    """A minimiser of smooth functions; a frozen dataclass."""
+    """A minimizer of smooth functions; a frozen dataclass."""
 
     @abc.abstractmethod
-    def minimise(
-        self, value_and_grad: Callable[[Vector], tuple[Float[Array, ""], Vector]], start: Vector
+    def minimize(
+        self, value_and_grad: Callable[[Vector], tuple[Scalar, Vector]], start: Vector
     ) -> SmoothSolution:
-        """Minimises the function, approximately."""
+        """Minimizes the function, approximately."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +56,8 @@ class LBFGS(SmoothSolver):
         if not isinstance(self.max_steps, int) or self.max_steps < 0:
             raise ValueError(f"LBFGS(max_steps={self.max_steps!r}): give an integer of at least 0")
 
-    def minimise(
-        self, value_and_grad: Callable[[Vector], tuple[Float[Array, ""], Vector]], start: Vector
+    def minimize(
+        self, value_and_grad: Callable[[Vector], tuple[Scalar, Vector]], start: Vector
     ) -> SmoothSolution:
         """Steps until the gradient is small enough, or there were enough."""
         function = _with_gradient(value_and_grad)
@@ -76,18 +73,20 @@ class LBFGS(SmoothSolver):
             searched = optax.tree.get(inner, "num_linesearch_steps")
             after = optax.tree.get(inner, "grad")
             return _State(
-                x,
-                inner,
-                s.steps + 1,
-                jnp.sqrt(dot(after, after)),
-                s.evaluations + count(searched),
-                (dot(updates, updates) == 0) | ~jnp.isfinite(value),
+                x=x,
+                inner=inner,
+                steps=s.steps + 1,
+                norm=jnp.sqrt(dot(after, after)),
+                evaluations=s.evaluations + count(searched),
+                done=(dot(updates, updates) == 0) | ~jnp.isfinite(value),
             )
 
         value, grad = value_and_grad(start)
         first = jnp.sqrt(dot(grad, grad))
         inner = optax.tree.set(optimizer.init(start), value=value, grad=grad)
-        state = _State(start, inner, count(0), first, count(1), first == 0)
+        state = _State(
+            x=start, inner=inner, steps=count(0), norm=first, evaluations=count(1), done=first == 0
+        )
         # optax.lbfgs adds integers of different widths, which a strict setting would not allow
         with jax.numpy_dtype_promotion("standard"):
             state = jax.lax.while_loop(
@@ -97,25 +96,32 @@ class LBFGS(SmoothSolver):
             )
         residual = state.norm / jnp.where(first > 0, first, 1)
         solved = (residual <= self.tolerance) | (self.tolerance == 0)
-        return SmoothSolution(state.x, state.steps, residual, state.evaluations, solved)
+        cost = Cost(
+            steps=state.steps,
+            residual=residual,
+            jvps=state.evaluations,
+            vjps=state.evaluations,
+            status=count(Status.OK),
+        )
+        return SmoothSolution(x=state.x, cost=cost.with_status(Status.INEXACT, where=~solved))
 
 
 class _State(NamedTuple):
     x: Vector
     inner: Any
     steps: Int[Array, ""]
-    norm: Float[Array, ""]
+    norm: Scalar
     evaluations: Int[Array, ""]
     done: Array
 
 
 def _with_gradient(
-    value_and_grad: Callable[[Vector], tuple[Float[Array, ""], Vector]],
-) -> Callable[[Vector], Float[Array, ""]]:
+    value_and_grad: Callable[[Vector], tuple[Scalar, Vector]],
+) -> Callable[[Vector], Scalar]:
     """The function whose derivative JAX takes from ``value_and_grad``, not from its trace."""
 
     @jax.custom_vjp
-    def function(x: Vector) -> Float[Array, ""]:
+    def function(x: Vector) -> Scalar:
         return value_and_grad(x)[0]
 
     function.defvjp(value_and_grad, lambda grad, scale: (optax.tree.scale(scale, grad),))

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
+from proxlin.algebra import Scalar, Vector, add_scaled, count, dot, scale
 from proxlin.solvers.cg import rounding_status, without_products
-from proxlin.solvers.system import (
-    LinearSolver,
-    NormalSystem,
-    Solution,
-    Vector,
-    add_scaled,
-    count,
-    dot,
-    scale,
-)
-
-Scalar = Float[Array, ""]
+from proxlin.solvers.system import Cost, LinearSolver, NormalSystem, Solution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +43,7 @@ class MultiShiftCG(LinearSolver):
     """
 
     max_steps: int = 2
+    takes_metric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_steps, int) or not 0 <= self.max_steps <= 10:
@@ -69,21 +59,23 @@ class MultiShiftCG(LinearSolver):
         basis = _lanczos(system, self.max_steps)
         y = _tridiagonal(basis, system.shift, self.max_steps)
         before = _tridiagonal(basis, system.shift, self.max_steps - 1)
-        left = basis.off_diagonal[-1] * jnp.abs(before[-1]) if before else basis.length
+        unsolved = basis.off_diagonal[-1] * jnp.abs(before[-1]) if before else basis.length
         vanishes = basis.length == 0
         image = _combine(basis.images, y)
         misfit = scale(-1, image)
-        if system.source is not None:
-            misfit = add_scaled(system.source, -1, image)
+        if system.data is not None:
+            misfit = add_scaled(system.data, -1, image)
         diagonal = jnp.stack(basis.diagonal)
         return Solution(
             x=_combine(basis.vectors, y),
             misfit=misfit,
-            steps=count(self.max_steps),
-            residual=left / jnp.where(vanishes, 1, basis.length),
-            forwards=count(self.max_steps),
-            adjoints=count(self.max_steps - (0 if system.source is not None else 1)),
-            status=rounding_status(system, jnp.max(diagonal), jnp.min(diagonal), misfit),
+            cost=Cost(
+                steps=count(self.max_steps),
+                residual=unsolved / jnp.where(vanishes, 1, basis.length),
+                jvps=count(self.max_steps),
+                vjps=count(self.max_steps - (0 if system.data is not None else 1)),
+                status=rounding_status(system, jnp.max(diagonal), jnp.min(diagonal), misfit),
+            ),
         )
 
 
@@ -103,7 +95,7 @@ class _Basis(NamedTuple):
 
 
 def _lanczos(system: NormalSystem, steps: int) -> _Basis:
-    rhs = system.adjoint(system.source) if system.rhs is None else system.rhs
+    rhs = system.adjoint(system.data) if system.rhs is None else system.rhs
     length = jnp.sqrt(dot(rhs, rhs))
     vectors, images = [_unit(rhs, length)], []
     diagonal: list[Scalar] = []

@@ -10,14 +10,13 @@ import abc
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
-Vector: TypeAlias = PyTree[Array]
+from proxlin.algebra import Scalar, Vector, count
+from proxlin.deprecation import deprecated_fields
 
 
 class Status(enum.IntEnum):
@@ -45,6 +44,39 @@ class Status(enum.IntEnum):
     BREAKDOWN = 2
     BAD_VALUE = 3
     ASCENT = 4
+
+
+class Cost(NamedTuple):
+    r"""What a solver, a subproblem or a whole direction has cost, and how it ended.
+
+    Attributes:
+        steps: inner steps that were taken; zero for a direct solver.
+        residual: the last relative residual that is known, NaN for a direct solver. It is the
+            one before the last step where that step was taken: the one after it would cost a
+            product more.
+        jvps: products with the Jacobian; for a solver, with :math:`M`.
+        vjps: products with its adjoint; for a solver, with :math:`M^*`.
+        status: a :class:`Status`.
+    """
+
+    steps: Int[Array, ""]
+    residual: Scalar
+    jvps: Int[Array, ""]
+    vjps: Int[Array, ""]
+    status: Int[Array, ""]
+
+    @property
+    def transposed(self) -> Cost:
+        """The same, of an operator whose products are those of the other's adjoint."""
+        return self._replace(jvps=self.vjps, vjps=self.jvps)
+
+    def plus(self, *, jvps: int | Array = 0, vjps: int | Array = 0) -> Cost:
+        """The same, and these products."""
+        return self._replace(jvps=self.jvps + jvps, vjps=self.vjps + vjps)
+
+    def with_status(self, status: Status, *, where: Bool[Array, ""]) -> Cost:
+        """The same, with another status where the condition holds."""
+        return self._replace(status=jnp.where(where, count(status), self.status))
 
 
 class TermRows(NamedTuple):
@@ -76,106 +108,73 @@ class Rows(NamedTuple):
     tolerance: float
 
 
+@deprecated_fields({"source": "data"}, removal="0.2")
 @dataclasses.dataclass(frozen=True)
 class NormalSystem:
     r"""The system :math:`(\text{shift} I + M^* M) x = \text{rhs}`.
 
-    Exactly one of ``rhs`` and ``source`` is given. With a source :math:`s` the right-hand side is
-    :math:`M^* s`, so that :math:`x` minimises :math:`\|M x - s\|^2 + \text{shift} \|x\|^2`.
+    Exactly one of ``rhs`` and ``data`` is given. With data :math:`s` the right-hand side is
+    :math:`M^* s`, so that :math:`x` minimizes :math:`\|M x - s\|^2 + \text{shift} \|x\|^2`.
 
     Attributes:
         forward: :math:`M`.
         adjoint: :math:`M^*`.
         shift: a non-negative number.
         rhs: the right-hand side, or None.
-        source: :math:`s`, or None.
+        data: :math:`s`, or None.
         preimage: some :math:`v` with :math:`M v = s`, where one is known.
         rows: makes dense rows for direct solvers, where examples are independent.
     """
 
     forward: Callable[[Vector], Vector]
     adjoint: Callable[[Vector], Vector]
-    shift: Float[Array, ""]
+    shift: Scalar
     rhs: Vector | None = None
-    source: Vector | None = None
+    data: Vector | None = None
     preimage: Vector | None = None
     rows: Callable[[], Rows] | None = None
 
     def __post_init__(self) -> None:
-        if (self.rhs is None) == (self.source is None):
-            raise ValueError("NormalSystem takes either rhs or source")
+        if (self.rhs is None) == (self.data is None):
+            raise ValueError("NormalSystem takes either rhs or data")
 
 
+@deprecated_fields(
+    {
+        "steps": "cost.steps",
+        "residual": "cost.residual",
+        "forwards": "cost.jvps",
+        "adjoints": "cost.vjps",
+        "status": "cost.status",
+    },
+    removal="0.2",
+)
 class Solution(NamedTuple):
     r"""An approximate solution of a :class:`NormalSystem`.
 
     Attributes:
         x: the solution.
-        misfit: :math:`s - M x`, or :math:`-M x` where there is no source: what the products
+        misfit: :math:`s - M x`, or :math:`-M x` where there are no data: what the products
             computed on the way give for free, and more exactly than a subtraction at the end.
-        steps: inner steps that were taken; zero for a direct solver.
-        residual: the last relative residual that is known, NaN for a direct solver. It is the
-            one before the last step where that step was taken: the one after it would cost a
-            product more.
-        forwards: how often :math:`M` was applied.
-        adjoints: how often :math:`M^*` was applied.
-        status: a :class:`Status`.
+        cost: steps, products with :math:`M` (``jvps``) and :math:`M^*` (``vjps``), and how the
+            solver ended.
     """
 
     x: Vector
     misfit: Vector
-    steps: Int[Array, ""]
-    residual: Float[Array, ""]
-    forwards: Int[Array, ""]
-    adjoints: Int[Array, ""]
-    status: Int[Array, ""]
+    cost: Cost
 
 
 class LinearSolver(abc.ABC):
-    """A solver of :class:`NormalSystem`; a frozen dataclass."""
+    """A solver of :class:`NormalSystem`; a frozen dataclass.
+
+    Attributes:
+        takes_metric: whether it takes all inner products by :func:`proxlin.extend.dot`, and makes
+            vectors of sums and multiples alone, so that it also works in the space of a metric.
+    """
+
+    takes_metric: ClassVar[bool] = False
 
     @abc.abstractmethod
     def solve(self, system: NormalSystem) -> Solution:
         """Solves the system, exactly or approximately."""
-
-
-def count(n: int | Array) -> Int[Array, ""]:
-    """A count or status, int32 whatever the precision of the rest."""
-    return jnp.asarray(n).astype(jnp.int32)
-
-
-def scale(factor: Any, x: Vector) -> Vector:
-    """``factor * x`` on pytrees."""
-    return optax.tree.scale(factor, x)
-
-
-def add_scaled(x: Vector, factor: Any, y: Vector) -> Vector:
-    """``x + factor * y`` on pytrees."""
-    return optax.tree.add_scale(x, factor, y)
-
-
-class Pair(NamedTuple):
-    r"""A vector of a space with a metric :math:`P`, together with its image :math:`P x`.
-
-    Sums and multiples of pairs are pairs, so that a solver that takes its inner products by
-    :func:`dot` works in the metric and never has to apply :math:`P` itself.
-
-    Attributes:
-        covector: :math:`P x`.
-        vector: :math:`x`.
-    """
-
-    covector: Vector
-    vector: Vector
-
-
-def dot(x: Vector, y: Vector) -> Float[Array, ""]:
-    r"""The inner product of two pytrees, and :math:`\langle x, P y \rangle` of two pairs."""
-    if isinstance(x, Pair):
-        return optax.tree.vdot(x.covector, y.vector)
-    return optax.tree.vdot(x, y)
-
-
-def select(condition: Bool[Array, ""], x: Vector, y: Vector) -> Vector:
-    """``x`` where the condition holds, else ``y``, whatever the other one contains."""
-    return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), x, y)

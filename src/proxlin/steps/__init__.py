@@ -1,6 +1,6 @@
 """Step rules: how far to go along a direction, and with which gamma to look for the next one."""
 
-from proxlin.steps.regions import SlopeMemory as SlopeMemory
+from proxlin.steps.regions import SlopeState as SlopeState
 from proxlin.steps.regions import StochasticTrustRegion as StochasticTrustRegion
 from proxlin.steps.regions import TrustRegion as TrustRegion
 from proxlin.steps.rule import ScalarOrSchedule as ScalarOrSchedule

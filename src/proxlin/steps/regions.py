@@ -10,13 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from proxlin.algebra import Params, Scalar, algebra_dtype, cast, cast_like, count, dot, zeros_like
 from proxlin.direction import Direction
-from proxlin.linearize import Params, algebra_dtype
-from proxlin.losses import each
-from proxlin.solvers.system import count, dot
 from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, known
 from proxlin.steps.searches import best_on_model
-from proxlin.subproblems import Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +25,7 @@ class TrustRegion(StepRule):
 
     on the same batch, with both sides raised by the rounding of :math:`h`. A regularizer counts on
     both sides. Below ``low`` gamma shrinks, above ``high`` it grows, and a ratio that is not
-    positive, or not finite, refuses the step as well. Where the subproblem has no usable solution,
+    positive, or not finite, rejects the step as well. Where the subproblem has no usable solution,
     gamma shrinks too. Where no more is predicted than rounding, the ratio says nothing: there is
     nothing to lose, and gamma grows.
 
@@ -74,49 +71,58 @@ class TrustRegion(StepRule):
         """The gamma carried on."""
         return carried
 
-    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Compares the decrease with the prediction; one forward pass, at most one JVP."""
         direction = direction.with_prediction()
-        info, gamma = direction.info, direction.gamma
-        one, (slack, looks) = jnp.ones_like(direction.total), _slack(direction)
-        info = info._replace(jvps=info.jvps + looks)
-        ratio = (direction.total - direction.along(one) + slack) / (info.predicted + slack)
-        ratio = jnp.where(info.predicted >= 0, ratio, -one)
+        predicted, gamma = direction.info.predicted, direction.gamma
+        direction, slack = _slack(direction)
+        one = jnp.ones_like(direction.total)
+        displacement = direction.displacement(one)
+        decrease = direction.total - direction.objective(displacement)
+        ratio = (decrease + slack) / (predicted + slack)
+        ratio = jnp.where(predicted >= 0, ratio, -one)
         # A critical point: nothing to predict.
         ratio = jnp.where(_vanishes(direction.d), one, ratio)
         accepted = (ratio > 0) & jnp.isfinite(ratio)
-        blind = info.predicted <= slack
+        blind = predicted <= slack
         grows = accepted & (blind | (ratio > self.high)) & self._solved(direction)
         keeps = accepted & (blind | (ratio >= self.low))
         factor = jnp.where(grows, self.grow, jnp.where(keeps, 1.0, self.shrink))
         factor = jnp.where(direction.usable, factor, self.shrink).astype(gamma.dtype)
         following = jnp.clip(gamma * factor, self.min_gamma, self.max_gamma)
-        return Step(one, direction.displacement(one), accepted, following, info, count(1))
+        return Step(
+            eta=one,
+            displacement=displacement,
+            accepted=accepted,
+            gamma=following,
+            info=direction.info,
+            evaluations=count(1),
+        )
 
     def _solved(self, direction: Direction) -> Bool[Array, ""]:
         """Whether the subproblem was solved well enough to be regularized less."""
-        info = direction.info
-        enough = ~(info.residual > self.max_residual) | (direction.fraction >= 0.5)
-        felt = direction.square > jnp.finfo(info.slope.dtype).eps ** 0.5 * info.slope
-        return enough & felt & (info.predicted >= 0.25 * info.slope)
+        slope = direction.slope
+        enough = ~(direction.cost.residual > self.max_residual) | (direction.kept_slope >= 0.5)
+        felt = direction.square > jnp.finfo(slope.dtype).eps ** 0.5 * slope
+        return enough & felt & (direction.info.predicted >= 0.25 * slope)
 
 
-class SlopeMemory(NamedTuple):
-    r"""What :class:`StochasticTrustRegion` remembers.
+class SlopeState(NamedTuple):
+    r"""What :class:`StochasticTrustRegion` keeps from step to step.
 
     Attributes:
-        way: the last displacement :math:`s`.
+        displacement: the last one, :math:`s`.
         curvature: :math:`\langle s, G s \rangle` of it, on its own batch.
-        bend: the average of these curvatures.
-        left: the average of the slopes where steps ended, each on the batch after its own.
+        mean_curvature: the average of these curvatures.
+        mean_slope: the average of the slopes where steps ended, each on the batch after its own.
         ratio: the second average over the first.
         starting: whether slopes have not turned yet.
     """
 
-    way: Params
+    displacement: Params
     curvature: Scalar
-    bend: Scalar
-    left: Scalar
+    mean_curvature: Scalar
+    mean_slope: Scalar
     ratio: Scalar
     starting: Bool[Array, ""]
 
@@ -139,8 +145,8 @@ class StochasticTrustRegion(StepRule):
     :math:`e^{\text{rate}}` a step.
 
     The target is not zero, because the step that gains most at once is too short for all that
-    come after it: noise stays where curvature is, and is soon unlearnt when gamma falls. Nor is the
-    slope at the start of steps, on their own batch, what to divide by: most of it may be noise.
+    come after it: noise stays where curvature is, and is soon unlearned when gamma falls. Nor is
+    the slope at the start of steps, on their own batch, what to divide by: much may be noise.
 
     Two things go faster. At the start, until the ratio falls to 0.1 for the first time, gamma
     doubles while the subproblem feels no curvature (its solution keeps 97 % of the gradient step's
@@ -152,7 +158,7 @@ class StochasticTrustRegion(StepRule):
     a parabola that is nowhere negative satisfies this, so that steps are shortened only where
     curvature is missing: when few examples of a batch still have a loss, and the model is taken
     from others. Gamma shrinks then. A step whose slope promises :math:`h_S(w)` or more is looked at
-    before it is taken, by one forward pass; if the batch objective rises, the step is refused and
+    before it is taken, by one forward pass; if the batch objective rises, the step is rejected and
     gamma halved.
 
     Costs one JVP, and one copy of the parameters in memory.
@@ -189,46 +195,64 @@ class StochasticTrustRegion(StepRule):
         """The gamma carried on."""
         return carried
 
-    def remember(self, params: Params) -> SlopeMemory:
+    def init(self, params: Params) -> SlopeState:
         """No step, and no slopes."""
         zero = jnp.zeros((), algebra_dtype(params))
-        way = jax.tree.map(jnp.zeros_like, params)
-        return SlopeMemory(way, zero, zero, zero, zero, jnp.asarray(True))
+        return SlopeState(
+            displacement=zeros_like(params),
+            curvature=zero,
+            mean_curvature=zero,
+            mean_slope=zero,
+            ratio=zero,
+            starting=jnp.asarray(True),
+        )
 
-    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Asks the gradient of this batch about the last step; one JVP."""
-        lowest, info, change = best_on_model(direction)
+        lowest, direction, change = best_on_model(direction)
         eta = jnp.minimum(lowest, _furthest(direction))
-        way = direction.displacement(eta)
-        rises, looks = self._rises(direction, eta, way)
-        curvature = eta**2 * direction.plin.curvature(change)
-        ratio, bend, left = self._ratio(direction, memory)
-        starting = memory.starting & (ratio > 0.1)
+        displacement = direction.displacement(eta)
+        rises, looks = self._rises(direction, eta, displacement)
+        ratio, mean_curvature, mean_slope = self._ratio(direction, state)
+        starting = state.starting & (ratio > 0.1)
         factor = self._factor(direction, eta, lowest, ratio, starting)
         factor = jnp.where(direction.usable & ~rises, factor, 0.5).astype(ratio.dtype)
-        gamma = direction.gamma * factor
-        gamma = jnp.clip(gamma, self.min_gamma, self.max_gamma)
-        kept = SlopeMemory(way, curvature, bend, left, ratio, starting)
-        kept = jax.tree.map(lambda new, old: new.astype(old.dtype), kept, memory)
-        return Step(eta, way, (lowest > 0) & ~rises, gamma, info, looks, kept)
+        following = SlopeState(
+            displacement=displacement,
+            curvature=eta**2 * direction.model.curvature(change),
+            mean_curvature=mean_curvature,
+            mean_slope=mean_slope,
+            ratio=ratio,
+            starting=starting,
+        )
+        return Step(
+            eta=eta,
+            displacement=displacement,
+            accepted=(lowest > 0) & ~rises,
+            gamma=jnp.clip(direction.gamma * factor, self.min_gamma, self.max_gamma),
+            info=direction.info,
+            evaluations=looks,
+            state=cast_like(following, state),
+        )
 
     def _rises(
-        self, direction: Direction, eta: Scalar, way: Params
+        self, direction: Direction, eta: Scalar, displacement: Params
     ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
         """Whether the objective rises where a step promises all of it; one forward pass there."""
-        much = direction.usable & (eta * direction.info.slope >= jnp.abs(direction.value))
-        rises = lambda: ~(direction.objective(way) <= direction.value + direction.rounding)
+        much = direction.usable & (eta * direction.slope >= jnp.abs(direction.value))
+        highest = direction.value + direction.rounding
+        rises = lambda: ~(direction.objective(displacement) <= highest)
         return jax.lax.cond(much, rises, lambda: jnp.asarray(False)), count(much)
 
-    def _ratio(self, direction: Direction, memory: SlopeMemory) -> tuple[Scalar, Scalar, Scalar]:
-        """What is left of slopes, and the two averages; one while there was no curvature yet."""
-        dtype = direction.value.dtype
-        last = jax.tree.map(lambda x: x.astype(dtype), memory)
+    def _ratio(self, direction: Direction, state: SlopeState) -> tuple[Scalar, Scalar, Scalar]:
+        """What remains of slopes over curvature, one while there was none; the two averages."""
+        last = cast(state, direction.value.dtype)
         average = lambda old, new: self.decay * old + (1 - self.decay) * new
-        bend = average(last.bend, last.curvature)
-        left = average(last.left, dot(direction.plin.grad, last.way))
-        one = jnp.ones_like(bend)
-        return jnp.where(bend > 0, left / jnp.where(bend > 0, bend, one), one), bend, left
+        curvature = average(last.mean_curvature, last.curvature)
+        slope = average(last.mean_slope, dot(direction.model.grad, last.displacement))
+        one = jnp.ones_like(curvature)
+        ratio = jnp.where(curvature > 0, slope / jnp.where(curvature > 0, curvature, one), one)
+        return ratio, curvature, slope
 
     def _factor(
         self,
@@ -240,25 +264,24 @@ class StochasticTrustRegion(StepRule):
     ) -> Scalar:
         """The factor from one gamma to the next."""
         factor = jnp.exp(self.rate * jnp.clip((ratio - self.target) / self.width, -1, 1))
-        factor = jnp.where(starting & (direction.fraction > 0.97), 2.0, factor)
+        factor = jnp.where(starting & (direction.kept_slope > 0.97), 2.0, factor)
         factor = jnp.where(eta < lowest, jnp.exp(-self.rate), factor)
         return jnp.where(lowest < 0.5, 0.5, factor).astype(ratio.dtype)
 
 
-def _slack(direction: Direction) -> tuple[Scalar, Int[Array, ""]]:
+def _slack(direction: Direction) -> tuple[Direction, Scalar]:
     """The rounding of the objective; where little more is predicted, one JVP tells it better."""
     slack = direction.rounding
     predicted = direction.info.predicted
     near = direction.usable & (predicted >= 0) & (predicted <= 1e4 * slack)
     more = jax.lax.cond(near, direction.rounding_of_params, lambda: jnp.zeros_like(slack))
-    return slack + more, count(near)
+    return direction.spend(jvps=count(near)), slack + more
 
 
 def _furthest(direction: Direction) -> Scalar:
     """The stepsize at which a slope promises twice the value, which is all there is to gain."""
-    slope = direction.info.slope
-    nonnegative = each(lambda loss: loss.nonnegative, direction.plin.loss)
-    bounded = (slope > 0) & all(jax.tree.leaves(nonnegative))
+    slope = direction.slope
+    bounded = (slope > 0) & direction.model.nonnegative
     return jnp.where(bounded, 2 * direction.value / jnp.where(bounded, slope, 1), jnp.inf)
 
 

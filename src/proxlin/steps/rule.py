@@ -11,10 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from proxlin.algebra import Params, Scalar, count
 from proxlin.direction import Direction, Info
-from proxlin.linearize import Params
-from proxlin.solvers.system import count
-from proxlin.subproblems import Scalar
 
 ScalarOrSchedule = float | Array | Callable[[Any], Any]
 
@@ -24,13 +22,13 @@ class Step(NamedTuple):
 
     Attributes:
         eta: the stepsize.
-        displacement: the way to the new parameters, :math:`\eta d` or the prox arc at
+        displacement: what to subtract from the parameters, :math:`\eta d` or the prox arc at
             :math:`\eta`.
         accepted: whether to take the step.
         gamma: the gamma to carry on with.
-        info: the report of the direction, with what the rule has added to it.
+        info: the report of the direction, with what the rule has asked and spent.
         evaluations: forward passes at trial points.
-        memory: what the rule remembers of this step, if it is taken.
+        state: the next state of the rule, if the step is taken.
     """
 
     eta: Scalar
@@ -39,14 +37,19 @@ class Step(NamedTuple):
     gamma: Scalar
     info: Info
     evaluations: Int[Array, ""]
-    memory: Any = ()
+    state: Any = ()
 
 
 class StepRule(abc.ABC):
-    """A frozen dataclass with a ``gamma`` that decides how far to go along a direction."""
+    """Decides how far to go along a direction; a frozen dataclass, its state apart.
+
+    Attributes:
+        gamma: the regularization of the subproblem, a number or an Optax schedule.
+        composite: whether it can handle a regularizer.
+    """
 
     gamma: ScalarOrSchedule
-    composite: ClassVar[bool] = True  # whether it can handle a regularizer
+    composite: ClassVar[bool] = True
 
     def first_gamma(self) -> Scalar:
         """The gamma of the first step."""
@@ -56,12 +59,12 @@ class StepRule(abc.ABC):
         """The gamma for a step, given the number of steps before it and the one carried on."""
         return at(self.gamma, steps)
 
-    def remember(self, params: Params) -> Any:
-        """What the rule remembers before the first step, a pytree; nothing, for most rules."""
+    def init(self, params: Params) -> Any:
+        """The state before the first step, a pytree; nothing, for most rules."""
         return ()
 
     @abc.abstractmethod
-    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Decides; ``steps`` counts the steps taken before this one."""
 
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from proxlin.direction import Direction, Info
-from proxlin.linearize import Outputs, Params
-from proxlin.solvers.system import add_scaled, count, dot, select
+from proxlin.algebra import Params, Scalar, count, dot, plain, select
+from proxlin.direction import Direction
+from proxlin.objective import TermOutputs
 from proxlin.steps.rule import (
     ScalarOrSchedule,
     Step,
@@ -22,7 +22,6 @@ from proxlin.steps.rule import (
     check_positive,
     known,
 )
-from proxlin.subproblems import Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Fixed(StepRule):
     r"""The same stepsize at every step, :math:`w - \eta\, d(\gamma)`.
 
     Attributes:
-        gamma: the regularisation, a number or an Optax schedule.
+        gamma: the regularization, a number or an Optax schedule.
         eta: the stepsize, a number or an Optax schedule.
 
     Example:
@@ -44,11 +43,17 @@ class Fixed(StepRule):
     def __post_init__(self) -> None:
         check_positive(self, "gamma", "eta")
 
-    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Always takes the step."""
         eta = at(self.eta, steps).astype(direction.value.dtype)
-        way = direction.displacement(eta)
-        return Step(eta, way, jnp.asarray(True), direction.gamma, direction.info, count(0))
+        return Step(
+            eta=eta,
+            displacement=direction.displacement(eta),
+            accepted=jnp.asarray(True),
+            gamma=direction.gamma,
+            info=direction.info,
+            evaluations=count(0),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Armijo(StepRule):
     is taken, with the rounding of the objective at :math:`w`. Each search starts at ``max_eta``:
     nothing carries over from one batch to the next. Trial points see the same batch and the same
     ``args`` (so the same dropout), and their statistics are discarded. If no stepsize passes, the
-    step is refused.
+    step is rejected.
 
     With a regularizer the trial points lie on the prox arc, :math:`w_\eta =
     \operatorname{prox}_{\eta \gamma \rho}(w - \eta \gamma J^* \alpha)`, and the test is
@@ -74,8 +79,8 @@ class Armijo(StepRule):
     with a positive bracket; if none passes, the search is repeated on the arc of the gradient.
 
     Attributes:
-        gamma: the regularisation, a number or an Optax schedule.
-        beta: the fraction of the slope that must be realised.
+        gamma: the regularization, a number or an Optax schedule.
+        beta: the fraction of the slope that must be realized.
         shrink: the factor between two trials.
         max_eta: the first trial.
         max_backtracks: how often to shrink before giving up.
@@ -93,20 +98,28 @@ class Armijo(StepRule):
         if known(self.max_backtracks < 0):
             raise ValueError(f"Armijo(max_backtracks={self.max_backtracks}): give at least 0")
 
-    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Searches; one forward pass for each trial."""
-        eta, passed, evaluations = self._search(direction, direction.pull, direction.usable)
-        way = direction.displacement(eta)
-        if direction.pull is not None:
+        eta, passed, evaluations = self._search(direction, None, direction.usable)
+        displacement = direction.displacement(eta)
+        if not direction.proximity.smooth:
+            grad = direction.model.grad
             again = direction.usable & ~passed
-            slower, late, more = self._search(direction, direction.plin.grad, again)
-            way = select(late, direction.displacement(slower, direction.plin.grad), way)
+            slower, late, more = self._search(direction, grad, again)
+            displacement = select(late, direction.displacement(slower, grad), displacement)
             eta, passed = jnp.where(late, slower, eta), passed | late
             evaluations += more
-        return Step(eta, way, passed, direction.gamma, direction.info, evaluations)
+        return Step(
+            eta=eta,
+            displacement=displacement,
+            accepted=passed,
+            gamma=direction.gamma,
+            info=direction.info,
+            evaluations=evaluations,
+        )
 
     def _search(
-        self, direction: Direction, pull: Params | None, start: Bool[Array, ""]
+        self, direction: Direction, dual_image: Params | None, start: Bool[Array, ""]
     ) -> tuple[Scalar, Bool[Array, ""], Int[Array, ""]]:
         """The first stepsize that passes, whether one did, and how many were tried."""
         total = direction.total
@@ -114,9 +127,9 @@ class Armijo(StepRule):
 
         def trial(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             eta, _, evaluations = state
-            way = direction.displacement(eta, pull)
-            promised = _promised(direction, eta, way)
-            enough = direction.objective(way) <= total - self.beta * promised + slack
+            displacement = direction.displacement(eta, dual_image)
+            promised = direction.promised(eta, displacement)
+            enough = direction.objective(displacement) <= total - self.beta * promised + slack
             passed = enough & (promised >= 0)
             return jnp.where(passed, eta, self.shrink * eta), passed, evaluations + 1
 
@@ -125,16 +138,6 @@ class Armijo(StepRule):
             trial,
             (jnp.asarray(self.max_eta, total.dtype), jnp.asarray(False), count(0)),
         )
-
-
-def _promised(direction: Direction, eta: Scalar, way: Params) -> Scalar:
-    """What the objective, linearised but for its regularizer, falls by."""
-    if direction.pull is None:
-        return eta * direction.info.slope
-    plin = direction.plin
-    lifted = jax.tree.map(lambda x: x.astype(eta.dtype), way)
-    after = plin.regularizer.value(add_scaled(plin.params, -1, lifted))
-    return dot(plin.grad, lifted) + direction.info.penalty - after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +153,7 @@ class ModelStep(StepRule):
     not know regularizers.
 
     Attributes:
-        gamma: the regularisation, a number or an Optax schedule.
+        gamma: the regularization, a number or an Optax schedule.
     """
 
     gamma: ScalarOrSchedule = 1.0
@@ -159,15 +162,22 @@ class ModelStep(StepRule):
     def __post_init__(self) -> None:
         check_positive(self, "gamma")
 
-    def step(self, direction: Direction, steps: Int[Array, ""], memory: Any = ()) -> Step:
+    def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Finds the root of the derivative by bisection, to three digits."""
-        eta, info, _ = best_on_model(direction)
-        return Step(eta, direction.displacement(eta), eta > 0, direction.gamma, info, count(0))
+        eta, direction, _ = best_on_model(direction)
+        return Step(
+            eta=eta,
+            displacement=direction.displacement(eta),
+            accepted=eta > 0,
+            gamma=direction.gamma,
+            info=direction.info,
+            evaluations=count(0),
+        )
 
 
-def best_on_model(direction: Direction) -> tuple[Scalar, Info, Outputs]:
-    """The stepsize of :class:`ModelStep`, the report with the JVP that it cost, and that JVP."""
-    change = direction.plin.linearization.jvp(direction.vector)
+def best_on_model(direction: Direction) -> tuple[Scalar, Direction, TermOutputs]:
+    """The stepsize of :class:`ModelStep`, the direction with the JVP that it cost, and that JVP."""
+    direction, change = direction.change()
     derivative = _model_derivative(direction, change)
     one = jnp.ones_like(direction.value)
 
@@ -186,18 +196,14 @@ def best_on_model(direction: Direction) -> tuple[Scalar, Info, Outputs]:
         halve,
         (shortest, one),
     )
-    return eta, direction.info._replace(jvps=direction.info.jvps + 1), change
+    return eta, direction, change
 
 
-def _model_derivative(direction: Direction, change: Outputs) -> Callable[[Scalar], Scalar]:
+def _model_derivative(direction: Direction, change: TermOutputs) -> Callable[[Scalar], Scalar]:
     """The derivative in eta of the convex model along the direction, which changes outputs so."""
-    plin, d = direction.plin, direction.vector
-    outputs = plin.linearization.outputs
-
-    def gain(eta: Scalar) -> Scalar:
-        return dot(change, plin.pull(add_scaled(outputs, -eta, change)))
-
-    zero = jnp.zeros_like(direction.value)
-    complete = plin.same_examples and plin.source is None
-    missing = zero if complete else dot(d, plin.linear_term) - gain(zero)
+    model, proximity = direction.model, direction.proximity
+    gain = lambda eta: model.slope_along(change, eta)
+    missing = zero = jnp.zeros_like(direction.value)
+    if not model.whole or proximity.momentum is not None:
+        missing = dot(plain(direction.solved.d), proximity.linear_term(model.grad)) - gain(zero)
     return lambda eta: eta * direction.square - gain(eta) - missing

@@ -11,56 +11,73 @@ product that the weights define.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 
-from proxlin.checks import require
-from proxlin.linearize import Outputs, Params
-from proxlin.losses import each
-from proxlin.regularizers import Zero
+from proxlin.algebra import Params, Scalar, add_scaled, dot, zeros_like
+from proxlin.losses import Loss
+from proxlin.objective import TermOutputs
+from proxlin.proximity import Proximity
+from proxlin.regularizers import Regularizer
 from proxlin.solvers import (
     CompositeProblem,
+    CompositeSolver,
     LinearSolver,
     ProximalGradient,
     SmoothSolver,
     Status,
 )
-from proxlin.solvers.system import add_scaled, count, dot
-from proxlin.subproblems.composite import convex_status, model_start, primal_composite
-from proxlin.subproblems.plin import PartialLinearization, Proximity, Scalar, Subsolution
-from proxlin.subproblems.quadratic import dual_quadratic
+from proxlin.subproblems.base import COMPOSITE, LINEAR, Subproblem, Subsolution
+from proxlin.subproblems.composite import convex_solution, primal_composite
+from proxlin.subproblems.model import ConvexModel
+from proxlin.subproblems.quadratic import DualQuadratic
 
 
-def primal_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -> Subsolution:
+@dataclasses.dataclass(frozen=True)
+class PrimalConvex(Subproblem):
     r"""The convex-linear subproblem in the parameters (equation 3 of the paper).
 
-    Args:
-        plin: the convex model.
-        gamma: the regularisation.
-        solver: ``ProximalGradient()`` if None; ``LBFGS()`` where there is no regularizer.
-
-    Returns:
-        The direction, what it cost, and the duality gap.
+    It needs a smooth loss. ``proxlin.primal_convex`` is a ready instance.
     """
-    outputs = plin.linearization.outputs
-    pull = plin.pull(outputs)
 
-    # The model without its linear part, which belongs to the gradient of the whole batch.
-    def value(v: Outputs) -> Scalar:
-        return plin.value(add_scaled(outputs, -1, v)) + dot(pull, v)
+    name: ClassVar[str | None] = "primal_convex"
+    takes_metric: ClassVar[bool] = False
 
-    def grad(v: Outputs) -> Outputs:
-        return add_scaled(pull, -1, plin.pull(add_scaled(outputs, -1, v)))
+    def missing(self, loss: Loss) -> str | None:
+        """A gradient."""
+        if loss.differentiable:
+            return None
+        return f"a smooth loss, which {loss} is not; use subproblem=dual_convex with {COMPOSITE}"
 
-    if isinstance(solver, SmoothSolver):
-        return _primal_smooth(plin, gamma, solver, value, grad)
-    return primal_composite(plin, gamma, solver or ProximalGradient(), value=value, grad=grad)
+    def solvers(self, loss: Loss, regularizer: Regularizer) -> dict[type, str]:
+        """Composite ones; without a regularizer smooth ones too."""
+        smooth: dict[type, str] = {SmoothSolver: "LBFGS()"} if regularizer.is_zero else {}
+        return {CompositeSolver: COMPOSITE, **smooth}
+
+    def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
+        """Solves it, by ``ProximalGradient()`` if no solver is given."""
+        outputs = model.outputs
+        slope = model.output_grad(outputs)
+
+        # The model without its linear part, which belongs to the gradient of the whole batch.
+        def value(v: TermOutputs) -> Scalar:
+            return model.value(add_scaled(outputs, -1, v)) + dot(slope, v)
+
+        def grad(v: TermOutputs) -> TermOutputs:
+            return add_scaled(slope, -1, model.output_grad(add_scaled(outputs, -1, v)))
+
+        if isinstance(solver, SmoothSolver):
+            return _primal_smooth(model, proximity, solver, value, grad)
+        solver = solver or ProximalGradient()
+        return primal_composite(model, proximity, solver, value=value, grad=grad)
 
 
-def dual_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -> Subsolution:
+@dataclasses.dataclass(frozen=True)
+class DualConvex(Subproblem):
     r"""The convex-linear subproblem in the dual (equation 7 of the paper).
 
     .. math:: \min_a \sum_i \omega_i (\ell_i^*(a_i) - \langle f_i, a_i \rangle)
@@ -70,119 +87,129 @@ def dual_convex(plin: PartialLinearization, gamma: Scalar, solver: Any = None) -
     domain of the conjugate: the simplex for the logistic, hinge and sparsemax losses. They start
     at the gradient of the loss, which is a (proximal) gradient step in the parameters. The
     regularizer enters exactly, through its proximity operator. For the squared loss the dual is a
-    linear system, and linear solvers serve it too.
+    linear system, and linear solvers serve it too. It needs a finite gamma.
 
-    Args:
-        plin: the convex model.
-        gamma: the regularisation, finite.
-        solver: ``ProximalGradient()`` if None.
-
-    Returns:
-        The direction, what it cost, and the duality gap.
+    ``proxlin.dual_convex`` is a ready instance.
     """
-    if isinstance(solver, LinearSolver):
-        return dual_quadratic(plin, gamma, solver)
-    finite = require(
-        jnp.isfinite,
-        lambda g: f"gamma={g}: the dual needs a finite gamma; use subproblem=primal_convex",
-        gamma,
-    )
-    # Under jit the status says so; a finite number keeps it from being reported as non-finite.
-    gamma = jnp.where(finite, gamma, jnp.ones_like(gamma))
-    proximity = Proximity.of(plin, gamma)
-    lin, losses, targets = plin.linearization, plin.loss, plin.targets
-    first = each(lambda loss, f, y: loss.grad(f, y), losses, lin.outputs, targets)
 
-    def conjugate(a: Outputs) -> Scalar:
-        values = each(lambda loss, x, y: loss.conjugate(x, y), losses, a, targets)
-        return jax.tree.reduce(
-            jnp.add, jax.tree.map(lambda w, v: jnp.sum(w * v), plin.weights, values)
+    name: ClassVar[str | None] = "dual_convex"
+    takes_metric: ClassVar[bool] = False
+
+    def missing(self, loss: Loss) -> str | None:
+        """A conjugate."""
+        if loss.has_conjugate:
+            return None
+        return (
+            f"a conjugate, which {loss} does not have; pass one to "
+            "FromFunction(fn, conjugate=...), or use subproblem=primal_convex"
         )
 
-    def prox(x: Outputs, t: Scalar) -> Outputs:
-        point = add_scaled(add_scaled(first, 1, x), t, lin.outputs)
-        a = each(lambda loss, z, y: loss.prox_conjugate(z, y, t), losses, point, targets)
-        return add_scaled(a, -1, first)
+    def solvers(self, loss: Loss, regularizer: Regularizer) -> dict[type, str]:
+        """Composite ones; for a quadratic loss without regularizer linear ones too."""
+        linear: dict[type, str] = (
+            {LinearSolver: LINEAR} if regularizer.is_zero and loss.quadratic else {}
+        )
+        return {CompositeSolver: COMPOSITE, **linear}
 
-    def bounds(x: Outputs, image: Params) -> tuple[Scalar, Scalar]:
-        d = proximity.conjugate_grad(add_scaled(plin.grad, 1, image))
-        primal = _model_value(plin, d, lin.jvp(d)) + proximity.value(d)
-        a = add_scaled(first, 1, x)
-        own = conjugate(a) - dot(plin.weigh(a), lin.outputs)
-        return primal, -own - proximity.conjugate(add_scaled(plin.grad, 1, image))
+    def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
+        """Solves it, by ``ProximalGradient()`` if no solver is given."""
+        if isinstance(solver, LinearSolver):
+            return DualQuadratic().solve(model, proximity, solver)
+        proximity, finite = proximity.with_finite_gamma("primal_convex")
+        dual = _Dual(model, proximity)
+        solution = (solver or ProximalGradient()).solve(dual.problem())
+        image = add_scaled(model.grad, 1, solution.image)
+        solved = convex_solution(
+            model,
+            proximity,
+            proximity.conjugate_grad(image),
+            None if proximity.smooth else image,
+            (solution.upper, solution.lower),
+            solution.cost.transposed,
+        )
+        cost = solved.cost.with_status(Status.BAD_VALUE, where=~finite)
+        return solved._replace(cost=cost)
 
-    zero = jax.tree.map(jnp.zeros_like, plin.grad)
-    solution = (solver or ProximalGradient()).solve(
-        CompositeProblem(
-            apply=lambda x: lin.vjp(plin.weigh(x)),
-            adjoint=lin.jvp,
-            smooth_grad=lambda v: proximity.conjugate_grad(add_scaled(plin.grad, 1, v)),
-            prox=prox,
-            inner=lambda x, y: dot(plin.weigh(x), y),
+
+dual_convex = DualConvex()
+primal_convex = PrimalConvex()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dual:
+    r"""The dual problem in :math:`x = a - \nabla \ell(f)`, which starts at zero."""
+
+    model: ConvexModel
+    proximity: Proximity
+
+    @functools.cached_property
+    def first(self) -> TermOutputs:
+        r""":math:`\nabla \ell(f)` of each example, without its weight."""
+        return self._each(lambda loss, f, y: loss.grad(f, y), self.model.outputs)
+
+    def problem(self) -> CompositeProblem:
+        model = self.model
+        return CompositeProblem(
+            apply=lambda x: model.vjp(model.weigh(x)),
+            adjoint=model.jvp,
+            smooth_grad=self.direction,
+            prox=self.prox,
+            inner=lambda x, y: dot(model.weigh(x), y),
             image_inner=dot,
-            start=jax.tree.map(jnp.zeros_like, first),
-            start_image=zero,
-            bounds=bounds,
+            start=zeros_like(self.first),
+            start_image=zeros_like(model.grad),
+            bounds=self.bounds,
         )
-    )
-    pull = add_scaled(plin.grad, 1, solution.image)
-    d = proximity.conjugate_grad(pull)
-    predicted = model_start(plin) - solution.upper
-    status = convex_status(solution.solved, predicted)
-    return Subsolution(
-        d=d,
-        pull=None if isinstance(plin.regularizer, Zero) else pull,
-        predicted=predicted,
-        primal=solution.upper,
-        dual=solution.lower,
-        steps=solution.steps,
-        residual=solution.residual,
-        jvps=solution.adjoints,
-        vjps=solution.applies,
-        status=jnp.where(finite, status, count(Status.BAD_VALUE)),
-    )
+
+    def direction(self, image: Params) -> Params:
+        return self.proximity.conjugate_grad(add_scaled(self.model.grad, 1, image))
+
+    def prox(self, x: TermOutputs, t: Scalar) -> TermOutputs:
+        point = add_scaled(add_scaled(self.first, 1, x), t, self.model.outputs)
+        a = self._each(lambda loss, z, y: loss.prox_conjugate(z, y, t), point)
+        return add_scaled(a, -1, self.first)
+
+    def bounds(self, x: TermOutputs, image: Params) -> tuple[Scalar, Scalar]:
+        model, d = self.model, self.direction(image)
+        primal = model.value_along(d, model.jvp(d)) + self.proximity.value(d)
+        a = add_scaled(self.first, 1, x)
+        own = self._conjugate(a) - dot(model.weigh(a), model.outputs)
+        return primal, -own - self.proximity.conjugate(add_scaled(model.grad, 1, image))
+
+    def _conjugate(self, a: TermOutputs) -> Scalar:
+        values = self._each(lambda loss, x, y: loss.conjugate(x, y), a)
+        weighted = [
+            jnp.sum(batch.weights * v) for batch, v in zip(self.model.batches, values, strict=True)
+        ]
+        return functools.reduce(jnp.add, weighted)
+
+    def _each(self, fn: Callable[..., Any], x: TermOutputs) -> TermOutputs:
+        model = self.model
+        return tuple(
+            fn(loss, own, batch.targets)
+            for loss, own, batch in zip(model.objective.losses, x, model.batches, strict=True)
+        )
 
 
 def _primal_smooth(
-    plin: PartialLinearization,
-    gamma: Scalar,
+    model: ConvexModel,
+    proximity: Proximity,
     solver: SmoothSolver,
-    value: Callable[[Outputs], Scalar],
-    grad: Callable[[Outputs], Outputs],
+    value: Callable[[TermOutputs], Scalar],
+    grad: Callable[[TermOutputs], TermOutputs],
 ) -> Subsolution:
-    lin = plin.linearization
+    def primal(d: Params, image: TermOutputs) -> Scalar:
+        return value(image) - dot(model.grad, d) + proximity.value(d)
 
     def value_and_grad(d: Params) -> tuple[Scalar, Params]:
-        image = lin.jvp(d)
-        total = value(image) - dot(plin.grad, d) + dot(d, d) / (2 * gamma)
-        slope = add_scaled(lin.vjp(grad(image)), -1, plin.grad)
-        return total, add_scaled(slope, 1 / gamma, d)
+        image = model.jvp(d)
+        slope = add_scaled(model.vjp(grad(image)), -1, model.grad)
+        return primal(d, image), add_scaled(slope, 1, proximity.grad(d))
 
-    solution = solver.minimise(value_and_grad, jax.tree.map(jnp.zeros_like, plin.grad))
+    solution = solver.minimize(value_and_grad, zeros_like(model.grad))
     d = solution.x
-    image = lin.jvp(d)
-    pull = add_scaled(plin.grad, -1, lin.vjp(grad(image)))
-    primal = value(image) - dot(plin.grad, d) + dot(d, d) / (2 * gamma)
+    image = model.jvp(d)
+    dual_image = add_scaled(model.grad, -1, model.vjp(grad(image)))
     conjugate = dot(grad(image), image) - value(image)
-    predicted = model_start(plin) - primal
-    return Subsolution(
-        d=d,
-        pull=None,
-        predicted=predicted,
-        primal=primal,
-        dual=-conjugate - 0.5 * gamma * dot(pull, pull),
-        steps=solution.steps,
-        residual=solution.residual,
-        jvps=solution.evaluations + 1,
-        vjps=solution.evaluations + 1,
-        status=convex_status(solution.solved, predicted),
-    )
-
-
-def _model_value(plin: PartialLinearization, d: Params, image: Outputs) -> Scalar:
-    """The convex model, its gradient at zero corrected to that of the whole batch."""
-    value = plin.value(add_scaled(plin.linearization.outputs, -1, image))
-    if plin.same_examples:
-        return value
-    own = dot(plin.pull(plin.linearization.outputs), image)
-    return value + own - dot(plin.grad, d)
+    bounds = primal(d, image), -conjugate - proximity.conjugate(dual_image)
+    return convex_solution(model, proximity, d, None, bounds, solution.cost.plus(jvps=1, vjps=1))

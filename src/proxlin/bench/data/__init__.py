@@ -10,8 +10,8 @@ import functools
 import pathlib
 from collections.abc import Callable
 
-from proxlin.bench.data import catalogue, images, places, readers, text
-from proxlin.bench.data.catalogue import Source
+from proxlin.bench.data import catalog, images, places, readers, text
+from proxlin.bench.data.catalog import Source
 from proxlin.bench.data.datasets import Arrays, Batch, Dataset, Split, reconstruction
 from proxlin.bench.data.fetch import Progress, fetch
 from proxlin.bench.data.files import Fault
@@ -70,9 +70,9 @@ def _from_files(
 DATASETS: dict[str, Callable[[pathlib.Path | None], Dataset]] = {
     "digits": lambda data_dir: readers.load_digits(),
     "text": lambda data_dir: text.load_text(),
-    "mnist": functools.partial(_from_files, catalogue.MNIST, readers.load_mnist),
-    "fashion-mnist": functools.partial(_from_files, catalogue.FASHION_MNIST, readers.load_mnist),
-    "cifar10": functools.partial(_from_files, catalogue.CIFAR10, readers.load_cifar10),
+    "mnist": functools.partial(_from_files, catalog.MNIST, readers.load_mnist),
+    "fashion-mnist": functools.partial(_from_files, catalog.FASHION_MNIST, readers.load_mnist),
+    "cifar10": functools.partial(_from_files, catalog.CIFAR10, readers.load_cifar10),
     "imagenet": images.load_imagenet,
 }
 """Name -> loader, which takes the data folder."""

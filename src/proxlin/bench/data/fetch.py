@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO
 
 from proxlin.bench.data import files
-from proxlin.bench.data.catalogue import SOURCES, Download, Source
+from proxlin.bench.data.catalog import SOURCES, Download, Source
 from proxlin.bench.data.files import Fault, KnownFile
 from proxlin.bench.data.places import home, root
 from proxlin.bench.data.verify import examine

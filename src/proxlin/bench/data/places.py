@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
-from proxlin.bench.data.catalogue import Source
+from proxlin.bench.data.catalog import Source
 from proxlin.bench.errors import DataError
 
 

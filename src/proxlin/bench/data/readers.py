@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from proxlin.bench.data import files
-from proxlin.bench.data.catalogue import Source
+from proxlin.bench.data.catalog import Source
 from proxlin.bench.data.datasets import Arrays, Dataset, scaled, standardized
 from proxlin.bench.errors import DataError
 
@@ -120,7 +120,7 @@ def load_cifar10(source: Source, folder: pathlib.Path) -> Dataset:
     images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
     return Dataset(
         name=source.name,
-        description="CIFAR-10, 32 x 32 pixels in colour, each channel standardized",
+        description="CIFAR-10, 32 x 32 pixels in color, each channel standardized",
         classes=10,
         shape=(32, 32, 3),
         train=Arrays(images, labels),

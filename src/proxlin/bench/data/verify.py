@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from proxlin.bench.data import files, images
-from proxlin.bench.data.catalogue import SOURCES, Source
+from proxlin.bench.data.catalog import SOURCES, Source
 from proxlin.bench.data.files import Fault, KnownFile
 from proxlin.bench.data.places import holds
 from proxlin.bench.errors import DataError

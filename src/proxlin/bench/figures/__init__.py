@@ -1,7 +1,7 @@
 """The figures of the paper, drawn from records.
 
 A figure is a :class:`Spec` in :data:`FIGURES`: how its runs fall into panels, curves and settings.
-Settings are searched: the best one is drawn in full colour, the two next best ones faint, and
+Settings are searched: the best one is drawn in full color, the two next best ones faint, and
 :func:`table` lists all of them.
 """
 

@@ -154,7 +154,7 @@ def caption(name: str, panels: Sequence[Panel]) -> str:
         classes = any(setting.final("test_accuracy") is not None for setting in settings)
         by = "accuracy" if classes else "loss"
         sentences.append(
-            f"Full colour: the best setting by final test {by}; faint: the two next best."
+            f"Full color: the best setting by final test {by}; faint: the two next best."
         )
     if any(setting.trouble for setting in settings):
         sentences.append("×: where a run ended that diverged or did not finish.")

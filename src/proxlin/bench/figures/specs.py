@@ -1,4 +1,4 @@
-"""What each figure of the paper shows, and how methods and options are named and coloured."""
+"""What each figure of the paper shows, and how methods and options are named and colored."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Style(NamedTuple):
 
     label: str
     color: str
-    dashes: str = "--"  # of gradient methods; others differ in more than their colour
+    dashes: str = "--"  # of gradient methods; others differ in more than their color
 
 
-# The colours of Okabe and Ito, and four of Tol's, can be told apart by colour-blind readers.
+# The colors of Okabe and Ito, and four of Tol's, can be told apart by color-blind readers.
 BLUE = "#0072B2"
 STYLES: dict[str, Style] = {
     "spl": Style("SPL", BLUE, "-"),

@@ -22,7 +22,7 @@ def transformer(
 
     in each layer, with causal attention :math:`A`, a perceptron :math:`M` of one hidden layer,
     four times as wide, with SiLU, and layer normalization :math:`N`, which also comes before the
-    last dense layer. Places have embeddings that are learnt.
+    last dense layer. Places have embeddings that are learned.
 
     Args:
         shape: of one input: the length of the context, and the number of characters, of which

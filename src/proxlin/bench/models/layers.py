@@ -1,4 +1,4 @@
-r"""Layers: functions that initialise the parameters of one, and functions that apply it."""
+r"""Layers: functions that initialize the parameters of one, and functions that apply it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def layer_norm(params: Params, x: Float[Array, "*m d"]) -> Float[Array, "*m d"]:
 
 
 def init_conv(key: Array, inputs: int, outputs: int, size: int = 3) -> Params:
-    """Filters of ``size`` x ``size`` pixels, initialised as a dense layer, and zero biases."""
+    """Filters of ``size`` x ``size`` pixels, initialized as a dense layer, and zero biases."""
     return {"w": _normal(key, (size, size, inputs, outputs)), "b": jnp.zeros(outputs, jnp.float32)}
 
 
@@ -65,7 +65,7 @@ def average_pool(x: Images) -> Images:
 
 
 def max_pool(x: Images) -> Images:
-    """Maxima over windows of 3 x 3, two pixels apart, the first one centred on the first pixel."""
+    """Maxima over windows of 3 x 3, two pixels apart, the first one centered on the first pixel."""
     padding = ((0, 0), (1, 1), (1, 1), (0, 0))
     lowest = np.array(-np.inf, x.dtype)  # not of JAX: its derivative asks for a known value
     return jax.lax.reduce_window(x, lowest, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)

@@ -1,4 +1,4 @@
-"""A checker for losses of one's own."""
+"""A checker for losses of your own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from proxlin.arrays import as_floats, as_targets
 from proxlin.checks import require
-from proxlin.losses.base import Loss
+from proxlin.losses import Loss
 
 
 def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | None = None) -> None:

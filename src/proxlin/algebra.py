@@ -1,0 +1,94 @@
+r"""Vectors: pytrees of arrays of one dtype, their inner product, and that of a metric.
+
+A network's parameters, its outputs and everything computed from them are pytrees. This file has
+the few operations on them that the library needs, so that no other file looks at leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+Params: TypeAlias = PyTree[Array]
+Vector: TypeAlias = PyTree[Array]
+Scalar: TypeAlias = Float[Array, ""]
+
+
+class MetricVector(NamedTuple):
+    r"""A vector of a space with a metric :math:`P`, together with its image :math:`P x`.
+
+    Sums and multiples of such pairs are pairs, so that a solver that takes its inner products by
+    :func:`dot` works in the metric and never has to apply :math:`P` itself.
+
+    Attributes:
+        covector: :math:`P x`.
+        vector: :math:`x`.
+    """
+
+    covector: Params
+    vector: Params
+
+
+def plain(x: Vector) -> Params:
+    """The vector itself, without its image under a metric."""
+    return x.vector if isinstance(x, MetricVector) else x
+
+
+def covector(x: Vector) -> Params:
+    r""":math:`P x`, which is :math:`x` where there is no metric."""
+    return x.covector if isinstance(x, MetricVector) else x
+
+
+def scale(factor: Any, x: Vector) -> Vector:
+    """``factor * x``."""
+    return optax.tree.scale(factor, x)
+
+
+def add_scaled(x: Vector, factor: Any, y: Vector) -> Vector:
+    """``x + factor * y``."""
+    return optax.tree.add_scale(x, factor, y)
+
+
+def dot(x: Vector, y: Vector) -> Scalar:
+    r"""The inner product: :math:`\langle x, P y \rangle` in a metric :math:`P`."""
+    return optax.tree.vdot(covector(x), plain(y))
+
+
+def select(condition: Bool[Array, ""], x: Vector, y: Vector) -> Vector:
+    """``x`` where the condition holds, else ``y``, whatever the other one contains."""
+    return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), x, y)
+
+
+def zeros_like(x: Vector) -> Vector:
+    """Zeros in the shapes and dtypes of a vector, or of what ``jax.eval_shape`` tells of one."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
+
+
+def all_finite(x: Vector) -> Bool[Array, ""]:
+    """Whether every entry is finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(x)]))
+
+
+def algebra_dtype(*trees: PyTree) -> Any:
+    """The one dtype of all vectors: the widest in the trees, and at least float32."""
+    dtypes = {jnp.dtype(x.dtype) for x in jax.tree.leaves(trees)} | {jnp.dtype(jnp.float32)}
+    return max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits)
+
+
+def cast(x: Vector, dtype: Any) -> Vector:
+    """A vector in one dtype."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), x)
+
+
+def cast_like(x: Vector, like: Vector) -> Vector:
+    """A vector in the dtypes of another."""
+    return jax.tree.map(lambda leaf, w: leaf.astype(w.dtype), x, like)
+
+
+def count(n: int | Array) -> Int[Array, ""]:
+    """A count or status, int32 whatever the precision of the rest."""
+    return jnp.asarray(n).astype(jnp.int32)

@@ -1,0 +1,99 @@
+"""The network in bounded memory: chunk by chunk, each linearized anew for each product."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from proxlin.algebra import Params, algebra_dtype
+
+# inputs -> params -> (outputs, aux)
+On: TypeAlias = Callable[[PyTree], Callable[[Params], tuple[Array, Any]]]
+
+# Convolutions inside a loop are many times slower than outside on XLA:CPU
+# (https://github.com/jax-ml/jax/issues/12868), so that short loops over chunks are unrolled.
+_UNROLLED_CHUNKS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """A batch in chunks that are linearized one at a time and forgotten again."""
+
+    inputs: PyTree  # leaves (count, size, ...)
+    m: int
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, inputs: PyTree, size: int) -> Chunks:
+        """Splits a batch."""
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"chunk_size={size!r}: give a positive integer, or None")
+        m = jax.tree.leaves(inputs)[0].shape[0]
+        chunks = cls(inputs, m, -(-m // size), size)
+        # Padding repeats the first example: an input that the network has to handle anyway.
+        split = jax.tree.map(lambda x: chunks._split(x, x[:1]), inputs)
+        return dataclasses.replace(chunks, inputs=split)
+
+    def outputs(self, on: On, params: Params) -> Array:
+        """The outputs of the whole batch."""
+        return self._join(self._scan(lambda w, x: (w, on(x)(w)[0]), params, self.inputs)[1])
+
+    def jvp(self, on: On, params: Params, u: Params) -> Array:
+        r""":math:`J u`."""
+
+        def body(c: tuple[Params, Params], x: PyTree) -> tuple[Any, Array]:
+            return c, jax.jvp(lambda w: on(x)(w)[0], (c[0],), (c[1],))[1]
+
+        return self._join(self._scan(body, (params, u), self.inputs)[1])
+
+    def vjp(self, on: On, params: Params, v: Array) -> Params:
+        r""":math:`J^* v`."""
+
+        def body(c: tuple[Params, Params], x: tuple[PyTree, Array]) -> tuple[Any, None]:
+            (part,) = jax.vjp(lambda w: on(x[0])(w)[0], c[0])[1](x[1])
+            return (c[0], jax.tree.map(lambda a, b: a + b.astype(a.dtype), c[1], part)), None
+
+        # The sum over chunks is kept in the dtype of the algebra, as one over the batch would be.
+        zero = jax.tree.map(lambda w: jnp.zeros(w.shape, algebra_dtype(params)), params)
+        xs = (self.inputs, self._split(v, jnp.zeros_like(v[:1])))
+        return self._scan(body, (params, zero), xs)[0][1]
+
+    def _scan(self, body: Callable[..., Any], carry: Any, xs: Any) -> Any:
+        # Which chunk comes next depends, for all that XLA can know, on the result of the last one
+        # and at first on the vector of the product. This keeps one chunk after the other, and it
+        # keeps XLA from sharing, and so from storing, the forward pass of a chunk between
+        # products. XLA:CPU drops an optimization_barrier before it looks for what to share.
+        def step(state: tuple[Any, Array], i: Array) -> tuple[Any, Any]:
+            carry, zero = state
+            pick = lambda x: jax.lax.dynamic_index_in_dim(x, i + zero, keepdims=False)
+            carry, y = body(carry, jax.tree.map(pick, xs))
+            return (carry, _hidden_zero((carry, y))), y
+
+        (carry, _), ys = jax.lax.scan(
+            step,
+            (carry, _hidden_zero((carry, xs))),
+            jnp.arange(self.count, dtype=jnp.int32),
+            unroll=self.count if self.count <= _UNROLLED_CHUNKS else 1,
+        )
+        return carry, ys
+
+    def _split(self, x: Array, pad: Array) -> Array:
+        pad = jnp.broadcast_to(pad, (self.count * self.size - self.m, *x.shape[1:]))
+        return jnp.concatenate([x, pad]).reshape(self.count, self.size, *x.shape[1:])
+
+    def _join(self, x: Array) -> Array:
+        return x.reshape(self.count * self.size, *x.shape[2:])[: self.m]
+
+
+def _hidden_zero(tree: PyTree) -> Int[Array, ""]:
+    """Zero, which no compiler can know before it has the leaves."""
+    firsts = [jnp.ravel(x)[0] for x in jax.tree.leaves(tree) if x.size]
+    never = [jnp.isnan(x) & (x > 0) for x in firsts if jnp.issubdtype(x.dtype, jnp.floating)]
+    return functools.reduce(jnp.logical_or, never).astype(jnp.int32)

@@ -1,0 +1,227 @@
+r"""A direction, what it is worth, and what it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from proxlin.algebra import Params, Scalar, cast, cast_like, dot, plain
+from proxlin.proximity import Proximity, ProximityState
+from proxlin.solvers import Cost, Status
+from proxlin.subproblems import ConvexModel, Subsolution
+
+
+class Info(NamedTuple):
+    r"""What a direction is worth and what it cost.
+
+    Attributes:
+        grad: the gradient :math:`\nabla h` of the mini-batch objective, free of charge.
+        slope: :math:`\langle d, \nabla h \rangle`, positive for a descent direction :math:`-d`.
+        predicted: the decrease :math:`\langle d, \nabla h \rangle - \tfrac12 \langle d, (G +
+            I/\gamma) d \rangle` that the quadratic model promises; NaN where nothing asked for it.
+        penalty: :math:`\rho(w)`, the regularizer at the parameters.
+        primal: value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
+        dual: value of its dual, a lower bound of the minimum; likewise.
+        gap: the difference of the two, which bounds the error of the subproblem's solution.
+        aux: what the model returned beside its outputs.
+        cost: inner steps, the residual before the last one, Jacobian products (the VJP of the
+            gradient among them) and a :class:`proxlin.Status`; ``info.jvps`` is short for
+            ``info.cost.jvps``, and so on.
+    """
+
+    grad: Params
+    slope: Scalar
+    predicted: Scalar
+    penalty: Scalar
+    primal: Scalar
+    dual: Scalar
+    gap: Scalar
+    aux: Any
+    cost: Cost
+
+    @property
+    def steps(self) -> Int[Array, ""]:
+        """Inner steps."""
+        return self.cost.steps
+
+    @property
+    def residual(self) -> Scalar:
+        """The last relative residual that is known."""
+        return self.cost.residual
+
+    @property
+    def jvps(self) -> Int[Array, ""]:
+        """Jacobian-vector products."""
+        return self.cost.jvps
+
+    @property
+    def vjps(self) -> Int[Array, ""]:
+        """Vector-Jacobian products."""
+        return self.cost.vjps
+
+    @property
+    def status(self) -> Int[Array, ""]:
+        """A :class:`proxlin.Status`."""
+        return self.cost.status
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    r"""A direction with all that a step rule may ask about it; lives inside one trace.
+
+    Attributes:
+        value: the objective :math:`h` at the parameters.
+        slope: :math:`\langle d, \nabla h \rangle`.
+        solved: the solution of the subproblem; its direction is zero where it is not usable, and
+            its cost is that of the whole direction.
+        model: the convex model it comes from.
+        proximity: the proximity term, with the gamma that was used.
+        params: the parameters.
+        aux: what the model returned beside its outputs.
+        sound: whether value and gradient are finite and no value was bad. If so and the direction
+            is not usable, the subproblem is to blame, and a smaller gamma may help.
+        state: what the proximity term keeps, but for the step that is yet to be taken.
+        objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
+            and with the same ``args``; what the model returns beside its outputs is discarded.
+    """
+
+    value: Scalar
+    slope: Scalar
+    solved: Subsolution
+    model: ConvexModel
+    proximity: Proximity
+    params: Params
+    aux: Any
+    sound: Bool[Array, ""]
+    state: ProximityState
+    objective: Callable[[Params], Scalar]
+
+    @property
+    def d(self) -> Params:
+        """The direction in the dtypes of the parameters; zero where it is not usable."""
+        return cast_like(plain(self.solved.d), self.params)
+
+    @property
+    def cost(self) -> Cost:
+        """What it cost so far."""
+        return self.solved.cost
+
+    @property
+    def usable(self) -> Bool[Array, ""]:
+        """Whether it is finite and descends, and no value was bad."""
+        status = self.cost.status
+        return (status == Status.OK) | (status == Status.INEXACT)
+
+    @property
+    def info(self) -> Info:
+        """The report."""
+        known = lambda x: jnp.full_like(self.slope, jnp.nan) if x is None else x
+        primal, dual = known(self.solved.primal), known(self.solved.dual)
+        return Info(
+            grad=cast_like(self.model.grad, self.params),
+            slope=self.slope,
+            predicted=known(self.solved.predicted),
+            penalty=self.proximity.penalty,
+            primal=primal,
+            dual=dual,
+            gap=primal - dual,
+            aux=self.aux,
+            cost=self.cost,
+        )
+
+    @property
+    def gamma(self) -> Scalar:
+        """The regularization it was computed with."""
+        return self.proximity.gamma
+
+    @property
+    def total(self) -> Scalar:
+        r""":math:`h + \rho` at the parameters."""
+        return self.value + self.proximity.penalty.astype(self.value.dtype)
+
+    @property
+    def rounding(self) -> Scalar:
+        r"""By how much rounding may change the objective here.
+
+        .. math:: 4\, \mathrm{eps} \Bigl(|h + \rho| + \sum_i \omega_i \langle |\nabla \ell_i|, |f_i|
+            \rangle \Bigr)
+
+        The second term is what the rounding of outputs does to their losses, much more than that
+        of the losses where targets are nearly met.
+        """
+        outputs = self.model.sensitivity(self.model.outputs)
+        return self._units(outputs) + self._units(jnp.abs(self.total))
+
+    def rounding_of_params(self) -> Scalar:
+        r"""The same for the rounding of parameters; one JVP.
+
+        .. math:: 4\, \mathrm{eps} \sum_i \omega_i \langle |\nabla \ell_i|, |J_i |w|| \rangle
+
+        It is much more where large numbers cancel inside of the network.
+        """
+        sizes = jax.tree.map(jnp.abs, self.proximity.params)
+        return self._units(self.model.sensitivity(self.model.jvp(sizes)))
+
+    def _units(self, size: Scalar) -> Scalar:
+        """Four units of rounding of a number, in the precision of the objective."""
+        return 4 * float(jnp.finfo(self.value.dtype).eps) * size.astype(self.value.dtype)
+
+    @property
+    def square(self) -> Scalar:
+        r""":math:`\|d\|_P^2 / \gamma`, twice the proximity term."""
+        return self.proximity.square(self.solved.d)
+
+    @property
+    def kept_slope(self) -> Scalar:
+        """How much of the slope of the gradient step the subproblem has kept."""
+        return self.proximity.kept_slope(self.solved.d, self.model.grad)
+
+    def displacement(self, eta: Scalar, dual_image: Params | None = None) -> Params:
+        r"""From the parameters back to a trial point, in their dtypes.
+
+        :math:`\eta d`, or with a regularizer the prox arc :math:`w - \operatorname{prox}_{\eta
+        \gamma \rho}(w - \eta \gamma J^* \alpha)`, on which zeros are exact.
+
+        Args:
+            eta: the stepsize.
+            dual_image: another :math:`J^* \alpha` than the direction's own.
+        """
+        own = self.solved.dual_image
+        if own is None:
+            return jax.tree.map(lambda x: eta.astype(x.dtype) * x, self.d)
+        arc = self.proximity.arc(eta, own if dual_image is None else dual_image)
+        return cast_like(arc, self.params)
+
+    def promised(self, eta: Scalar, displacement: Params) -> Scalar:
+        """What the objective, linearized but for its regularizer, falls by."""
+        if self.solved.dual_image is None:
+            return eta * self.slope
+        wide = cast(displacement, eta.dtype)
+        return dot(self.model.grad, wide) + self.proximity.penalty_decrease(wide)
+
+    def change(self) -> tuple[Direction, tuple[Array, ...]]:
+        r""":math:`J d`, and the direction with the JVP that it cost."""
+        return self.spend(jvps=1), self.model.jvp(plain(self.solved.d))
+
+    def with_prediction(self) -> Direction:
+        """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
+        if self.solved.predicted is not None:
+            return self
+        spent, change = self.change()
+        curvature = self.model.curvature(change)
+        predicted = self.proximity.predicted(self.solved.d, self.model.grad, curvature)
+        return dataclasses.replace(spent, solved=spent.solved._replace(predicted=predicted))
+
+    def next_state(self, eta: Scalar) -> ProximityState:
+        r"""What the proximity term keeps after a step :math:`\eta d`."""
+        return self.state.after(self.solved.d, eta)
+
+    def spend(self, *, jvps: int | Array = 0) -> Direction:
+        """The same, and more products."""
+        solved = self.solved._replace(cost=self.cost.plus(jvps=jvps))
+        return dataclasses.replace(self, solved=solved)

@@ -1,0 +1,295 @@
+r"""The objective: a weighted sum of convex losses of networks, of one term or of several.
+
+Inside the library there is always a tuple of terms, with one batch, one linearization and one
+array of outputs for each. What a user gives for one model, :class:`Objective` wraps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from proxlin.algebra import Params, Scalar, algebra_dtype
+from proxlin.batch import Batch, check_inputs, make_batch
+from proxlin.linearize import Linearization, Model, check_outputs, evaluate, linearize
+from proxlin.losses import Loss
+
+# A number of examples, or a function that takes it from the size of the batch.
+Size: TypeAlias = int | Callable[[int], int]
+# A vector of output space: one array (m, ..., k) for each term.
+TermOutputs: TypeAlias = tuple[Float[Array, "..."], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    r"""A model and its loss, with a weight: :math:`\lambda\, \frac1m \sum_i \ell_i(f_i(w))`.
+
+    Attributes:
+        model: ``model(params, inputs, *args) -> outputs`` of shape ``(m, ..., k)``.
+        loss: a convex loss.
+        weight: :math:`\lambda`, a positive number.
+
+    Raises:
+        TypeError, ValueError: for anything else.
+    """
+
+    model: Model
+    loss: Loss
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.model):
+            raise TypeError(f"model must be a function model(params, inputs), not {self.model!r}")
+        if not isinstance(self.loss, Loss):
+            raise TypeError(
+                f"loss must be a proxlin.Loss such as Logistic(), not {self.loss!r}; wrap a convex "
+                "function as FromFunction(fn)"
+            )
+        if not isinstance(self.weight, int | float) or not 0 < self.weight < math.inf:
+            raise ValueError(
+                f"Term(weight={self.weight!r}): give a positive number, and leave out terms of "
+                "weight zero"
+            )
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Sum:
+    r"""A sum of terms, in the place of model and loss.
+
+    .. math:: h(w) = \sum_t \lambda_t\, \frac1{m_t} \sum_{i=1}^{m_t} \ell_{t,i}(f_{t,i}(w))
+
+    such as the interior, the boundary and the data of a physics-informed network, or several
+    tasks. One subproblem has them all: the models are linearized at the same parameters, and
+    each keeps its own loss. ``Sum(Term(model, loss))`` is the objective of ``model, loss``.
+
+    Inputs, targets and, where they are given, the weights of examples are tuples with one entry
+    for each term, and so is what models return beside their outputs. ``args`` go to every model.
+    A Jacobian product is one with all terms.
+
+    Args:
+        *terms: the terms, one or more.
+
+    Raises:
+        TypeError, ValueError: for anything that is not a term, or no term at all.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from proxlin import Squared, Sum, Term, value_and_direction
+        >>> u = lambda w, x: x @ w
+        >>> slope = lambda w, x: jax.vmap(jax.grad(lambda x: u(w, x)[0]))(x)
+        >>> objective = Sum(Term(slope, Squared()), Term(u, Squared(), weight=10.0))
+        >>> fn = value_and_direction(objective)
+        >>> w, inputs = jnp.zeros((1, 1)), (jnp.ones((5, 1)), jnp.zeros((1, 1)))
+        >>> (value, info), d = fn(w, inputs, (jnp.ones((5, 1)), jnp.zeros((1, 1))), gamma=1e4)
+        >>> value, jnp.round(w - d, 2)
+        (Array(0.5, dtype=float32), Array([[1.]], dtype=float32))
+    """
+
+    terms: tuple[Term, ...]
+
+    def __init__(self, *terms: Term) -> None:
+        if not terms:
+            raise ValueError("Sum(): give at least one term, Sum(Term(model, loss), ...)")
+        for term in terms:
+            if not isinstance(term, Term):
+                raise TypeError(f"Sum takes terms, Term(model, loss, weight), not {term!r}")
+        object.__setattr__(self, "terms", terms)
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    r"""What is minimized, :math:`h(w) = \sum_t \sum_i \omega_{t,i}\, \ell_{t,i}(f_{t,i}(w))`.
+
+    Attributes:
+        terms: models with their losses and weights.
+        is_sum: whether users give a tuple for the terms; if not, the one term is theirs unwrapped.
+        has_aux: whether models return ``(outputs, aux)``.
+        chunk_size: how many examples to linearize at once; all when None.
+    """
+
+    terms: tuple[Term, ...]
+    is_sum: bool
+    has_aux: bool = False
+    chunk_size: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Model | Sum,
+        loss: Loss | None = None,
+        *,
+        has_aux: bool = False,
+        chunk_size: int | None = None,
+    ) -> Objective:
+        """What ``model`` and ``loss`` of a public function mean.
+
+        Raises:
+            TypeError: for a sum with a loss beside it, or a model without one.
+        """
+        if isinstance(model, Term):
+            raise TypeError("one Term alone is not an objective; write Sum(term), or model, loss")
+        if not isinstance(model, Sum):
+            term = Term(model, loss)  # type: ignore[arg-type]  # which it checks
+            return cls((term,), False, has_aux, chunk_size)
+        if loss is not None:
+            raise TypeError(
+                f"a Sum has the losses of its terms, but loss={loss!r} was given too; leave it out"
+            )
+        return cls(model.terms, True, has_aux, chunk_size)
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The loss of each term."""
+        return tuple(term.loss for term in self.terms)
+
+    def batches(
+        self,
+        params: Params,
+        inputs: PyTree,
+        targets: PyTree,
+        args: tuple[Any, ...],
+        weights: Any,
+        *,
+        per_example: bool,
+    ) -> tuple[Batch, ...]:
+        """What a user gave as a batch, one for each term, checked before any work is done.
+
+        Weights of examples sum to the weight of their term.
+        """
+        if weights is None:
+            weights = (None,) * len(self.terms) if self.is_sum else None
+        given = inputs, targets, weights
+        split = zip(
+            *map(self._each, ("inputs", "targets", "weights"), given), self.terms, strict=True
+        )
+        batches = []
+        for number, (x, y, w, term) in enumerate(split):
+            with self._in_term(number):
+                batches.append(self._batch(term, params, x, y, args, w, per_example))
+        dtypes = [str(batch.dtype) for batch in batches]
+        if len(set(dtypes)) > 1:
+            raise TypeError(
+                f"the terms of a sum have outputs of dtypes {dtypes}, but share one algebra; give "
+                "their inputs in one dtype"
+            )
+        return tuple(batches)
+
+    def part(self, batches: tuple[Batch, ...], size: Size) -> tuple[Batch, ...]:
+        """That many examples of each term, spread over its batch; of a sum, or all if fewer."""
+        return tuple(
+            self._part(term, batch, size) for term, batch in zip(self.terms, batches, strict=True)
+        )
+
+    def linearize(
+        self, params: Params, batches: tuple[Batch, ...], args: tuple[Any, ...]
+    ) -> tuple[Linearization, ...]:
+        """All models at the same parameters."""
+        return self._on_each(linearize, params, batches, args)
+
+    def outputs(
+        self, params: Params, batches: tuple[Batch, ...], args: tuple[Any, ...]
+    ) -> TermOutputs:
+        """The outputs alone, by a forward pass."""
+        return self._on_each(evaluate, params, batches, args)
+
+    def value(self, outputs: TermOutputs, batches: tuple[Batch, ...]) -> Scalar:
+        r""":math:`\sum_i \omega_i\, \ell_i(f_i)`, over all terms."""
+        values = [
+            jnp.sum(batch.weights * loss.value(f, batch.targets))
+            for loss, f, batch in zip(self.losses, outputs, batches, strict=True)
+        ]
+        return functools.reduce(jnp.add, values)
+
+    def output_grad(self, outputs: TermOutputs, batches: tuple[Batch, ...]) -> TermOutputs:
+        r""":math:`\omega_i \nabla \ell_i(f_i)`, the gradient with respect to the outputs."""
+        return tuple(
+            batch.weights[..., None] * loss.grad(f, batch.targets)
+            for loss, f, batch in zip(self.losses, outputs, batches, strict=True)
+        )
+
+    def aux(self, linearizations: tuple[Linearization, ...]) -> Any:
+        """What models returned beside their outputs, as users know it."""
+        if not self.has_aux:
+            return None
+        found = tuple(lin.aux for lin in linearizations)
+        return found if self.is_sum else found[0]
+
+    def _on_each(
+        self, fn: Callable[..., Any], params: Params, batches: tuple[Batch, ...], args: Any
+    ) -> tuple[Any, ...]:
+        options: dict[str, Any] = {"has_aux": self.has_aux, "chunk_size": self.chunk_size}
+        return tuple(
+            fn(term.model, params, batch.inputs, *args, **options)
+            for term, batch in zip(self.terms, batches, strict=True)
+        )
+
+    def _batch(
+        self,
+        term: Term,
+        params: Params,
+        inputs: PyTree,
+        targets: PyTree,
+        args: tuple[Any, ...],
+        weights: Any,
+        per_example: bool,
+    ) -> Batch:
+        per_example |= weights is not None
+        check_inputs(inputs, example_axis=per_example)
+        outputs = jax.eval_shape(lambda w, x: term.model(w, x, *args), params, inputs)
+        if self.has_aux:
+            if not isinstance(outputs, tuple) or len(outputs) != 2:
+                raise TypeError(
+                    f"has_aux=True: the model must return (outputs, aux), not {outputs}"
+                )
+            outputs = outputs[0]
+        check_outputs(outputs)
+        examples = jnp.shape(jax.tree.leaves(inputs)[0])[0] if per_example else outputs.shape[0]
+        if examples != outputs.shape[0]:
+            raise ValueError(
+                f"inputs of {examples} examples, outputs of {outputs.shape[0]}: mismatched batch "
+                "sizes; weights, curvature_size and chunk_size need outputs for each example"
+            )
+        outputs = jax.ShapeDtypeStruct(outputs.shape, algebra_dtype(params, outputs))
+        return make_batch(term.loss, outputs, inputs, targets, weights).scaled(term.weight)
+
+    def _part(self, term: Term, batch: Batch, size: Size) -> Batch:
+        m = len(batch.weights)
+        if callable(size):
+            size = size(m)
+        elif self.is_sum:
+            size = min(size, m)
+        if not 1 <= size <= m:
+            raise ValueError(
+                f"curvature_size={size} for a batch of {m} examples: give at least one, and at "
+                "most as many as the batch has"
+            )
+        return batch if size == m else batch.part(size).scaled(term.weight)
+
+    def _each(self, name: str, given: Any) -> tuple[Any, ...]:
+        """What was given, one entry for each term."""
+        if not self.is_sum:
+            return (given,)
+        if not isinstance(given, tuple) or len(given) != len(self.terms):
+            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"{type(given)}"
+            raise TypeError(
+                f"{name} of a Sum of {len(self.terms)} terms: got {what}; give a tuple with one "
+                "entry for each term"
+            )
+        return given
+
+    @contextlib.contextmanager
+    def _in_term(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            if self.is_sum:
+                error.add_note(f"This is term {number} of the Sum, counted from 0.")
+            raise

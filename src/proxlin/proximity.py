@@ -1,0 +1,255 @@
+r"""The proximity term: what keeps a direction short, and all that is known about it.
+
+.. math:: r(d) = \tfrac{1}{2 \gamma} \|d - \mu P^{-1} P_{\text{last}} d_{\text{last}}\|_P^2
+    + \rho(w - d)
+
+Gamma, the metric :math:`P`, the momentum :math:`\mu` and the regularizer :math:`\rho` appear in
+this file, and nowhere else in a formula. Where the metric does not change, momentum is that of
+SPRING (Goldshlager et al., 2024); where it does, the last step is carried over as a covector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from proxlin.algebra import (
+    MetricVector,
+    Params,
+    Scalar,
+    Vector,
+    add_scaled,
+    algebra_dtype,
+    cast_like,
+    covector,
+    dot,
+    plain,
+    scale,
+    select,
+    zeros_like,
+)
+from proxlin.checks import require
+from proxlin.metrics import Inverse, Metric
+from proxlin.regularizers import Regularizer
+
+
+class ProximityState(NamedTuple):
+    r"""What the proximity term keeps from step to step; a plain pytree, empty where not asked for.
+
+    Attributes:
+        metric: the state of the metric.
+        momentum: :math:`P d` of the last step, in its own metric, as far as it was taken.
+    """
+
+    metric: Any = ()
+    momentum: Params | tuple[()] = ()
+
+    @classmethod
+    def init(cls, params: Params, metric: Metric, momentum: Any) -> ProximityState:
+        """The state before the first step."""
+        dtype = algebra_dtype(params)
+        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
+        return cls(metric.init(params), zeros if has_momentum(momentum) else ())
+
+    def after(self, d: Vector, eta: Scalar) -> ProximityState:
+        r"""The state after a step :math:`\eta d`."""
+        if not jax.tree.leaves(self.momentum):
+            return self
+        shorten = lambda x, old: eta.astype(old.dtype) * x.astype(old.dtype)
+        return self._replace(momentum=jax.tree.map(shorten, covector(d), self.momentum))
+
+
+@dataclasses.dataclass(frozen=True)
+class Proximity:
+    r"""The strongly convex :math:`r(d)` at parameters :math:`w`, up to a constant.
+
+    .. math:: r(d) = \tfrac{1}{2 \gamma} \|d\|_P^2 - \langle s, d \rangle + \rho(w - d), \qquad
+        s = \tfrac{\mu}{\gamma} P_{\text{last}} d_{\text{last}}
+
+    Attributes:
+        gamma: the regularization.
+        params: :math:`w`, in the dtype of the algebra.
+        regularizer: :math:`\rho`.
+        inverse: :math:`P^{-1}`; None for the identity.
+        momentum: :math:`s`; None without momentum.
+
+    With a metric or momentum there is no regularizer: its prox would be one in the metric.
+    """
+
+    gamma: Scalar
+    params: Params
+    regularizer: Regularizer
+    inverse: Inverse | None = None
+    momentum: Params | None = None
+
+    @classmethod
+    def of(
+        cls,
+        params: Params,
+        grad: Params,
+        gamma: Scalar,
+        regularizer: Regularizer,
+        metric: Metric,
+        momentum: Any,
+        state: ProximityState,
+        taken: Int[Array, ""],
+    ) -> tuple[Proximity, ProximityState]:
+        """The term for one step, and the state with what its metric has learned.
+
+        Args:
+            params: the parameters, in the dtype of the algebra.
+            grad: the gradient of the objective there, from which the metric learns.
+            gamma: the regularization.
+            regularizer: of the parameters.
+            metric: of the squared norm.
+            momentum: how much of the last step to lean on.
+            state: what is kept from the steps before.
+            taken: their number.
+        """
+        learned = metric.update(state.metric, grad, taken)
+        term = cls(gamma, params, regularizer)
+        if has_momentum(momentum):
+            share = jnp.asarray(momentum, gamma.dtype) / gamma
+            term = dataclasses.replace(term, momentum=scale(share, cast_like(state.momentum, grad)))
+        inverse = metric.inverse(learned, term.linear_term(grad), taken)
+        return dataclasses.replace(term, inverse=inverse), state._replace(metric=learned)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether there is no regularizer, so that the subproblem is smooth."""
+        return self.regularizer.is_zero
+
+    @property
+    def strength(self) -> Scalar:
+        r""":math:`1 / \gamma + \lambda`, with which :math:`r` is strongly convex."""
+        return 1 / self.gamma + self.regularizer.modulus
+
+    def with_finite_gamma(self, instead: str) -> tuple[Proximity, Bool[Array, ""]]:
+        """The term with a gamma that a dual can take, and whether that is the one given.
+
+        Args:
+            instead: what to use for an infinite one.
+
+        Raises:
+            ValueError: for an infinite gamma, where it is known. Under ``jit`` the status says so,
+                and a finite number keeps it from being reported as non-finite.
+        """
+        finite = require(
+            jnp.isfinite,
+            lambda g: f"gamma={g}: the dual needs a finite gamma; use subproblem={instead}",
+            self.gamma,
+        )
+        gamma = jnp.where(finite, self.gamma, jnp.ones_like(self.gamma))
+        return dataclasses.replace(self, gamma=gamma), finite
+
+    def linear_term(self, grad: Params) -> Params:
+        r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
+        return grad if self.momentum is None else add_scaled(grad, 1, self.momentum)
+
+    def precondition(self, y: Params) -> Vector:
+        r""":math:`P^{-1} y`, a vector of the space with the metric."""
+        return y if self.inverse is None else MetricVector(y, self.inverse(y))
+
+    def square(self, d: Vector) -> Scalar:
+        r""":math:`\|d\|_P^2 / \gamma`."""
+        return dot(d, d) / self.gamma
+
+    def value(self, d: Vector) -> Scalar:
+        r""":math:`r(d)`."""
+        square = dot(d, d) / (2 * self.gamma)
+        if self.momentum is not None:
+            square = square - dot(self.momentum, plain(d))
+        return square + self.regularizer.value(add_scaled(self.params, -1, plain(d)))
+
+    @property
+    def penalty(self) -> Scalar:
+        r""":math:`\rho(w)`."""
+        return self.regularizer.value(self.params).astype(self.gamma.dtype)
+
+    def penalty_decrease(self, d: Vector) -> Scalar:
+        r""":math:`\rho(w) - \rho(w - d)`."""
+        after = self.regularizer.value(add_scaled(self.params, -1, plain(d)))
+        return self.penalty - after
+
+    def grad(self, d: Params) -> Params:
+        r""":math:`\nabla r(d) = d / \gamma`, without regularizer, metric and momentum."""
+        return scale(1 / self.gamma, d)
+
+    def conjugate(self, u: Params) -> Scalar:
+        r""":math:`r^*(u) = \sup_d \langle u, d \rangle - r(d)`, without momentum."""
+        d = self.conjugate_grad(u)
+        return dot(u, d) - self.value(d)
+
+    def conjugate_grad(self, u: Vector) -> Vector:
+        r""":math:`\nabla r^*(u - s)`, the direction that belongs to :math:`u = J^* \alpha + s`."""
+        return self.arc(jnp.ones_like(self.gamma), u)
+
+    def arc(self, eta: Scalar, u: Vector) -> Vector:
+        r""":math:`w - \operatorname{prox}_{\eta \gamma \rho}(w - \eta \gamma u)`.
+
+        In a metric :math:`u` comes with its image under :math:`P^{-1}`, as vectors do.
+        """
+        step = eta * self.gamma
+        return self.regularizer.prox_displacement(self.params, scale(step, u), step)
+
+    def prox(self, x: Params, stepsize: Scalar) -> Params:
+        r""":math:`\operatorname{argmin}_d r(d) + \tfrac{1}{2 t} \|d - x\|^2`."""
+        shrink = self.gamma / (self.gamma + stepsize)
+        return self.regularizer.prox_displacement(self.params, scale(shrink, x), shrink * stepsize)
+
+    def predicted(self, d: Vector, grad: Params, curvature: Scalar) -> Scalar:
+        r"""How much the quadratic model and the regularizer promise to fall.
+
+        .. math:: \langle d, \nabla h + s \rangle - \tfrac12 \langle d, (G + P / \gamma) d \rangle
+            + \rho(w) - \rho(w - d)
+
+        Args:
+            d: a direction.
+            grad: :math:`\nabla h`.
+            curvature: :math:`\langle d, G d \rangle`.
+        """
+        slope = dot(plain(d), self.linear_term(grad))
+        return slope - 0.5 * (curvature + self.square(d)) + self.penalty_decrease(d)
+
+    def kept_slope(self, d: Vector, grad: Params) -> Scalar:
+        r"""How much of the slope of the gradient step :math:`\gamma P^{-1} y` is left in ``d``.
+
+        :math:`\langle d, y \rangle / (\gamma \langle y, P^{-1} y \rangle)` for the linear term
+        :math:`y`: one where curvature is not felt, and less the more of it gamma lets through.
+        """
+        term = self.precondition(self.linear_term(grad))
+        whole = self.gamma * dot(term, term)
+        vanishes = whole == 0
+        kept = dot(plain(d), covector(term)) / jnp.where(vanishes, 1, whole)
+        return jnp.where(vanishes, 1, kept)
+
+    def descends(self, d: Vector, slope: Scalar) -> Bool[Array, ""]:
+        """Whether the objective, linearized but for its regularizer, does not rise along ``d``."""
+        # Near a minimum both sides cancel; of the regularizer, rounding is left.
+        rounding = 10 * jnp.finfo(slope.dtype).eps * (jnp.abs(self.penalty) + jnp.abs(slope))
+        return slope + self.penalty_decrease(d) >= (0 if self.smooth else -rounding)
+
+    def without_momentum(self, where: Bool[Array, ""]) -> Proximity:
+        """The term without momentum where the condition holds."""
+        if self.momentum is None:
+            return self
+        momentum = select(where, zeros_like(self.momentum), self.momentum)
+        return dataclasses.replace(self, momentum=momentum)
+
+
+def has_momentum(momentum: Any) -> bool:
+    """Whether there is momentum, now or later: an array may be injected, whatever it is now."""
+    return isinstance(momentum, jax.Array) or bool(momentum != 0)
+
+
+def check_momentum(momentum: Any) -> Bool[Array, ""]:
+    """Whether momentum is allowed; raises where that is known and false."""
+    return require(
+        lambda m: (m >= 0) & (m < 1),
+        lambda m: f"momentum={m!r}: give a number of at least 0 and below 1",
+        momentum,
+    )

@@ -1,0 +1,123 @@
+r"""What a subproblem is: it says what it can take, and solves it."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple
+
+from proxlin.algebra import Params, Scalar, Vector
+from proxlin.deprecation import warn_deprecated
+from proxlin.losses import Loss
+from proxlin.metrics import Metric
+from proxlin.proximity import Proximity, has_momentum
+from proxlin.regularizers import Regularizer
+from proxlin.solvers import Cost
+from proxlin.subproblems.model import ConvexModel
+
+LINEAR = "CG(max_steps) or Cholesky()"
+COMPOSITE = "ProximalGradient()"
+
+
+class Subsolution(NamedTuple):
+    r"""An approximate solution of a subproblem.
+
+    Attributes:
+        d: the direction; with a metric :math:`P` together with :math:`P d`.
+        cost: steps, products with the Jacobian and its adjoint, and how it ended.
+        dual_image: :math:`J^* \alpha`, of which the direction is :math:`\nabla r^*`; None where
+            there is no regularizer and the direction is a multiple of it.
+        predicted: the decrease the model promises; None where it did not come for free.
+        primal: the value of the convex subproblem at :math:`d`; None for the quadratic ones.
+        dual: the value of its dual, a lower bound of the minimum; likewise.
+    """
+
+    d: Vector
+    cost: Cost
+    dual_image: Params | None = None
+    predicted: Scalar | None = None
+    primal: Scalar | None = None
+    dual: Scalar | None = None
+
+
+class Subproblem(abc.ABC):
+    """A convex problem whose solution is a direction; a frozen dataclass.
+
+    A subclass gives :meth:`solve`, and says what it can take by overriding the rest; by default
+    that is any loss, any solver, any regularizer and any metric.
+
+    Attributes:
+        name: what messages call it; the name of the class if None.
+        takes_metric: whether it works in a metric and with momentum.
+    """
+
+    name: ClassVar[str | None] = None
+    takes_metric: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
+        """Solves it approximately, by a solver or by the default one."""
+
+    def missing(self, loss: Loss) -> str | None:
+        """What a loss lacks, and what to do about it; None if nothing."""
+        return None
+
+    def solvers(self, loss: Loss, regularizer: Regularizer) -> dict[type, str]:
+        """The kinds of solvers that serve, and how to write them."""
+        return {object: "any solver"}
+
+    def check(
+        self,
+        losses: tuple[Loss, ...],
+        solver: Any,
+        regularizer: Regularizer,
+        metric: Metric,
+        momentum: Any,
+    ) -> None:
+        """Raises TypeError, saying what is missing and what would work, unless all fit."""
+        name = self.name or type(self).__name__
+        for loss in losses:
+            missing = self.missing(loss)
+            if missing is not None:
+                raise TypeError(f"{name} needs {missing}")
+            kinds = self.solvers(loss, regularizer)
+            if solver is not None and not isinstance(solver, tuple(kinds)):
+                what = f"{loss}" + ("" if regularizer.is_zero else " and a regularizer")
+                raise TypeError(
+                    f"{solver} cannot solve {name} with {what}; use {' or '.join(kinds.values())}"
+                )
+        self._check_metric(solver, regularizer, metric, momentum)
+
+    def _check_metric(
+        self, solver: Any, regularizer: Regularizer, metric: Metric, momentum: Any
+    ) -> None:
+        if metric.is_identity and not has_momentum(momentum):
+            return
+        what = f"momentum={momentum}" if metric.is_identity else f"{metric}"
+        if not self.takes_metric or not regularizer.is_zero:
+            raise TypeError(
+                f"{what} works with subproblem=dual_quadratic or primal_quadratic and without "
+                f"regularizer, not with {self} and {regularizer}"
+            )
+        if not metric.is_identity and not getattr(solver, "takes_metric", solver is None):
+            raise TypeError(f"{what} works with solver=CG(max_steps), not with {solver}")
+
+    def __call__(self, **options: Any) -> Any:
+        """The same with other options; so that ``functools.partial`` of it goes on working."""
+        return dataclasses.replace(self, **options)  # type: ignore[type-var]
+
+
+def as_subproblem(given: Any) -> Subproblem:
+    """What was given as ``subproblem=``, if it is one.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(given, functools.partial) and isinstance(given.func, Subproblem):
+        new = given()
+        warn_deprecated("functools.partial of a subproblem", instead=repr(new), removal="0.2")
+        return new
+    if not isinstance(given, Subproblem):
+        raise TypeError(f"subproblem must be one such as dual_quadratic, not {given!r}")
+    return given

@@ -1,0 +1,147 @@
+r"""The convex model of the objective: its losses, on the linearized networks.
+
+Around parameters :math:`w` with outputs :math:`f`, and with weights :math:`\omega` that sum to one
+(:math:`1/m` each, if all examples count the same; in a sum of terms, to the weight of their term),
+a prox-linear direction minimizes
+
+.. math:: \sum_i \omega_i\, \ell_i(f_i - J_i d) + r(d)
+
+with the proximity term :math:`r` of :mod:`proxlin.proximity`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from proxlin.algebra import Params, Scalar, add_scaled, dot
+from proxlin.batch import Batch
+from proxlin.linearize import Linearization
+from proxlin.losses import Factor
+from proxlin.objective import Objective, TermOutputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    r"""The factor :math:`\sqrt{\omega} B` of the Hessian of all terms, on their outputs.
+
+    Attributes:
+        terms: the factor of each term.
+    """
+
+    terms: tuple[Factor, ...]
+
+    def mv(self, u: TermOutputs) -> TermOutputs:
+        r""":math:`\sqrt{\omega} B u`."""
+        return tuple(b.mv(x) for b, x in zip(self.terms, u, strict=True))
+
+    def rmv(self, v: TermOutputs) -> TermOutputs:
+        r""":math:`(\sqrt{\omega} B)^\top v`."""
+        return tuple(b.rmv(x) for b, x in zip(self.terms, v, strict=True))
+
+    @property
+    def preimage(self) -> TermOutputs | None:
+        r"""Some :math:`v` with :math:`\sqrt{\omega} B v = \omega g`, where all terms know one."""
+        known = tuple(b.preimage for b in self.terms if b.preimage is not None)
+        return known if len(known) == len(self.terms) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvexModel:
+    r"""The convex model of the objective around the parameters, built once for each direction.
+
+    .. math:: d \mapsto \sum_i \omega_i\, \ell_i(f_i - J_i d)
+
+    Attributes:
+        objective: the objective.
+        batches: the examples of each term that curvature is taken from.
+        linearizations: the network of each term on them.
+        grad: the gradient of the objective, on the whole batch.
+        whole: whether these examples are the whole batch. If not, the model is corrected by a
+            linear term so that its gradient is the one of the whole batch.
+    """
+
+    objective: Objective
+    batches: tuple[Batch, ...]
+    linearizations: tuple[Linearization, ...]
+    grad: Params
+    whole: bool = True
+
+    @property
+    def outputs(self) -> TermOutputs:
+        """The outputs at the parameters."""
+        return tuple(lin.outputs for lin in self.linearizations)
+
+    @property
+    def rounding(self) -> float:
+        """The unit roundoff of the narrowest dtype among parameters and outputs."""
+        return max(lin.rounding for lin in self.linearizations)
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether no loss has values below zero."""
+        return all(loss.nonnegative for loss in self.objective.losses)
+
+    def jvp(self, u: Params) -> TermOutputs:
+        r""":math:`J u`."""
+        return tuple(lin.jvp(u) for lin in self.linearizations)
+
+    def vjp(self, v: TermOutputs) -> Params:
+        r""":math:`J^* v`, summed over the terms."""
+        return vjp(self.linearizations, v)
+
+    def value(self, outputs: TermOutputs) -> Scalar:
+        r""":math:`\sum_i \omega_i\, \ell_i(f_i)` at some outputs."""
+        return self.objective.value(outputs, self.batches)
+
+    def output_grad(self, outputs: TermOutputs) -> TermOutputs:
+        r"""The gradient of :meth:`value`, :math:`\omega \nabla \ell`."""
+        return self.objective.output_grad(outputs, self.batches)
+
+    def value_along(self, d: Params, change: TermOutputs) -> Scalar:
+        r"""The model at :math:`d`, which changes outputs by :math:`-J d`."""
+        value = self.value(add_scaled(self.outputs, -1, change))
+        if self.whole:
+            return value
+        own = dot(self.output_grad(self.outputs), change)
+        return value + own - dot(self.grad, d)
+
+    def slope_along(self, change: TermOutputs, eta: Scalar) -> Scalar:
+        r"""How fast the model of these examples falls at :math:`\eta d`, from :math:`J d`."""
+        return dot(change, self.output_grad(add_scaled(self.outputs, -eta, change)))
+
+    def weigh(self, x: TermOutputs) -> TermOutputs:
+        r""":math:`\omega x`, example by example."""
+        return tuple(batch.weights[..., None] * v for batch, v in zip(self.batches, x, strict=True))
+
+    def factors(self) -> Factors:
+        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs."""
+        terms = zip(self.objective.losses, self.outputs, self.batches, strict=True)
+        return Factors(
+            tuple(
+                loss.hessian_factor(f, batch.targets).weighted(batch.weights)
+                for loss, f, batch in terms
+            )
+        )
+
+    def curvature(self, change: TermOutputs) -> Scalar:
+        r"""From :math:`J d`: :math:`\langle d, G d \rangle`, :math:`G` the Gauss-Newton matrix."""
+        root = self.factors().rmv(change)
+        return dot(root, root)
+
+    def sensitivity(self, changes: TermOutputs) -> Scalar:
+        r"""By how much such changes of outputs, of any sign, can change the objective.
+
+        .. math:: \sum_i \omega_i \langle |\nabla \ell_i|, |v_i| \rangle
+        """
+        sizes = lambda tree: jax.tree.map(jnp.abs, tree)
+        return dot(sizes(self.output_grad(self.outputs)), sizes(changes))
+
+
+def vjp(linearizations: tuple[Linearization, ...], v: TermOutputs) -> Params:
+    r""":math:`J^* v`, summed over the terms."""
+    parts = [lin.vjp(own) for lin, own in zip(linearizations, v, strict=True)]
+    return functools.reduce(lambda a, b: add_scaled(a, 1, b), parts)

@@ -1,0 +1,4 @@
+"""Checkers of pieces of your own, against the identities that the library relies on."""
+
+from proxlin.testing.losses import check_loss as check_loss
+from proxlin.testing.regularizers import check_regularizer as check_regularizer
