@@ -92,7 +92,6 @@ def deprecated_fields(names: Mapping[str, str], *, removal: str) -> Callable[[ty
     Returns:
         A function that changes a class in place and returns it.
     """
-
     given = {old for old, new in names.items() if "." not in new}
 
     def decorate(cls: type[T]) -> type[T]:
