@@ -38,10 +38,11 @@ ROOMS = (
     "bench",
 )
 BENCH = """
-    errors data models tasks rivals methods storage environment records checkpoints signals train
-    display sweep figures report demo cli
+    errors status data models tasks loop evaluation options rivals methods storage environment
+    records checkpoints signals progress train display sweep figures report demo cli
 """.split()
 CORE = ROOMS[: ROOMS.index("bench")]
+PUBLIC = {name for name in dir(proxlin) if name not in ROOMS} | {"sdca"}
 DEPENDENCIES = {"jax", "optax", "jaxtyping", "numpy"}
 
 NAMES = """
@@ -110,6 +111,16 @@ def test_the_bench_has_a_corridor_of_its_own():
             names = [name.split(".") for name in imports(path)]
             used = {parts[2] for parts in names if parts[:2] == ["proxlin", "bench"]}
             assert used <= allowed, path
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "bench").rglob("*.py")), ids=lambda p: p.stem)
+def test_the_bench_uses_public_names_only(path):
+    """The front door, and the two modules that stand open: extend and testing."""
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "proxlin" and parts[1:2] != ["bench"]:
+            public = parts == ["proxlin"] or (len(parts) == 2 and parts[1] in PUBLIC)
+            assert public or parts[:2] in (["proxlin", "extend"], ["proxlin", "testing"]), name
 
 
 def test_imports_are_seen(tmp_path, monkeypatch):
