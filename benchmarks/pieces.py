@@ -57,7 +57,7 @@ class WarmStarted(Subproblem):
         rest = add_scaled(add_scaled(model.grad, -1, momentum), -1, curved)
         solved = proxlin.primal_quadratic.solve(
             dataclasses.replace(model, grad=rest),
-            dataclasses.replace(proximity, momentum=None),
+            dataclasses.replace(proximity, last=None),
             solver,
         )
         return solved._replace(d=add_scaled(start, 1, solved.d), predicted=None)

@@ -29,8 +29,6 @@ from proxlin.algebra import (
     dot,
     plain,
     scale,
-    select,
-    zeros_like,
 )
 from proxlin.checks import require
 from proxlin.metrics import Inverse, Metric
@@ -75,7 +73,8 @@ class Proximity:
         params: :math:`w`, in the dtype of the algebra.
         regularizer: :math:`\rho`.
         inverse: :math:`P^{-1}`; None for the identity.
-        momentum: :math:`s`; None without momentum.
+        last: :math:`P_{\text{last}} d_{\text{last}}`; None without momentum.
+        last_weight: :math:`\mu / \gamma`, or zero where momentum is dropped.
 
     With a metric or momentum there is no regularizer: its prox would be one in the metric.
     """
@@ -84,7 +83,8 @@ class Proximity:
     params: Params
     regularizer: Regularizer
     inverse: Inverse | None = None
-    momentum: Params | None = None
+    last: Params | None = None
+    last_weight: Scalar | float = 0.0
 
     @classmethod
     def of(
@@ -111,12 +111,18 @@ class Proximity:
             taken: their number.
         """
         learned = metric.update(state.metric, grad, taken)
-        term = cls(gamma, params, regularizer)
+        term = cls(gamma=gamma, params=params, regularizer=regularizer)
         if has_momentum(momentum):
-            share = jnp.asarray(momentum, gamma.dtype) / gamma
-            term = dataclasses.replace(term, momentum=scale(share, cast_like(state.momentum, grad)))
+            weight = jnp.asarray(momentum, gamma.dtype) / gamma
+            last = cast_like(state.momentum, grad)
+            term = dataclasses.replace(term, last=last, last_weight=weight)
         inverse = metric.inverse(learned, term.linear_term(grad), taken)
         return dataclasses.replace(term, inverse=inverse), state._replace(metric=learned)
+
+    @property
+    def momentum(self) -> Params | None:
+        r""":math:`s`, the momentum of the linear term; None without momentum."""
+        return None if self.last is None else scale(self.last_weight, self.last)
 
     @property
     def smooth(self) -> bool:
@@ -148,7 +154,7 @@ class Proximity:
 
     def linear_term(self, grad: Params) -> Params:
         r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
-        return grad if self.momentum is None else add_scaled(grad, 1, self.momentum)
+        return grad if self.last is None else add_scaled(grad, self.last_weight, self.last)
 
     def precondition(self, y: Params) -> Vector:
         r""":math:`P^{-1} y`, a vector of the space with the metric."""
@@ -161,8 +167,8 @@ class Proximity:
     def value(self, d: Vector) -> Scalar:
         r""":math:`r(d)`."""
         square = dot(d, d) / (2 * self.gamma)
-        if self.momentum is not None:
-            square = square - dot(self.momentum, plain(d))
+        if self.last is not None:
+            square = square - self.last_weight * dot(self.last, plain(d))
         return square + self.regularizer.value(add_scaled(self.params, -1, plain(d)))
 
     @property
@@ -235,10 +241,8 @@ class Proximity:
 
     def without_momentum(self, where: Bool[Array, ""]) -> Proximity:
         """The term without momentum where the condition holds."""
-        if self.momentum is None:
-            return self
-        momentum = select(where, zeros_like(self.momentum), self.momentum)
-        return dataclasses.replace(self, momentum=momentum)
+        weight = jnp.where(where, jnp.zeros_like(self.gamma), self.last_weight)
+        return dataclasses.replace(self, last_weight=weight)
 
 
 def has_momentum(momentum: Any) -> bool:

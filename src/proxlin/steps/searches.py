@@ -204,6 +204,6 @@ def _model_derivative(direction: Direction, change: TermOutputs) -> Callable[[Sc
     model, proximity = direction.model, direction.proximity
     gain = lambda eta: model.slope_along(change, eta)
     missing = zero = jnp.zeros_like(direction.value)
-    if not model.whole or proximity.momentum is not None:
+    if not model.whole or proximity.last is not None:
         missing = dot(plain(direction.solved.d), proximity.linear_term(model.grad)) - gain(zero)
     return lambda eta: eta * direction.square - gain(eta) - missing

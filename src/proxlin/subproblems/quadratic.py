@@ -171,7 +171,7 @@ class DualQuadratic(Subproblem):
         factors = model.factors()
         # B v = g says something of the linear term only where that is the gradient of these
         # examples.
-        known = model.whole and proximity.momentum is None
+        known = model.whole and proximity.last is None
         data = proximity.precondition(proximity.linear_term(model.grad))
         system = dataclasses.replace(
             _system(model, proximity, factors, data),
