@@ -117,7 +117,7 @@ def test_what_is_finished_is_skipped(tmp_path):
     runs, _ = run(configs[:1], tmp_path / "runs")
     runs, lines = run(configs, tmp_path / "runs")
     assert [r.status for r in runs] == ["finished"] * 2
-    assert lines[0].endswith("already there") and lines[1].endswith("finished")
+    assert lines[0].endswith("already recorded") and lines[1].endswith("finished")
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -127,7 +127,7 @@ def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path, isolate):
     folder.mkdir(parents=True)
     with storage.lock(folder):
         runs, lines = run(configs, tmp_path / "runs", isolate=isolate)
-    assert lines[0].endswith("another process is at it") and len(runs) == 1
+    assert lines[0].endswith("another process is running it") and len(runs) == 1
 
 
 def test_a_sweep_goes_on_after_failures(tmp_path, new_methods):
@@ -154,7 +154,7 @@ def test_a_killed_run_is_named_and_the_same_command_resumes_it(tmp_path, monkeyp
     monkeypatch.setattr(sweep, "command", lambda c: [*real(c), "--checkpoint-seconds=0"])
     done = proxlin_sweep(tmp_path, "--isolate")
     assert done.exit_code == 1 and "1 of 2 runs have ended;" in done.stdout
-    assert "killed_once sgd" in done.stderr and "killed by signal 9; go on with" in done.stderr
+    assert "killed_once sgd" in done.stderr and "killed by signal 9; continue with" in done.stderr
     killed, other = sweep.find(configs, tmp_path / "runs")
     assert (killed.status, killed.meta["signal"], other.status) == ("killed", 9, "finished")
     done = proxlin_sweep(tmp_path, "--isolate")

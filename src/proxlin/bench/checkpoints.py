@@ -1,4 +1,4 @@
-"""Checkpoints by Orbax, with a seal: a damaged one is noticed, and the one before it is used."""
+"""Checkpoints by Orbax with checksums: if one is damaged, the one before it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEEP = 3
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read.
+    """A checkpoint.
 
     Attributes:
         state: the pytree that was saved.
@@ -57,7 +57,7 @@ def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
     leaves = _leaves(state)
     with explained(folder, size(state)):
         folder.mkdir(parents=True, exist_ok=True)
-        _discard(folder, step)  # left behind without a seal, or damaged
+        _discard(folder, step)  # unsealed or damaged leftovers
         for leftover in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(leftover)
         try:
@@ -72,14 +72,14 @@ def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
 
 
 def restore(folder: pathlib.Path, like: Any) -> Restored | None:
-    """The newest state that is whole.
+    """The newest undamaged state.
 
     Args:
         folder: of the checkpoints.
         like: a pytree of the structure, shapes and dtypes that were saved.
 
     Returns:
-        What was found, or None where there are no checkpoints.
+        The checkpoint, or None if there are none.
 
     Raises:
         StorageError: if there are checkpoints, but each one is damaged.

@@ -31,14 +31,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Get data sets, and check them.", no_args_is_help=True)
+data_app = typer.Typer(help="Download and check data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 console = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script to read.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[pathlib.Path, typer.Option(help="Folder of the records.")]
-DataDir = Annotated[pathlib.Path | None, typer.Option(help="Where data lies [PROXLIN_DATA].")]
+DataDir = Annotated[
+    pathlib.Path | None, typer.Option(help="Folder of the data sets [PROXLIN_DATA].")
+]
 Scale = Annotated[str, typer.Option(help=f"One of {', '.join(sweep.SCALES)}.")]
 
 
@@ -80,24 +82,25 @@ def train(
     ] = "digits-mlp",
     method: Annotated[str, typer.Option(help="See `proxlin methods`.")] = "auto",
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="Of the method, as in -o gamma=0.1.")
+        list[str] | None,
+        typer.Option("--option", "-o", help="As in -o gamma=0.1."),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Examples in a batch.")] = 128,
     epochs: Annotated[float, typer.Option(help="Passes over the training examples.")] = 10.0,
-    max_steps: Annotated[int | None, typer.Option(help="End earlier.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="End when the clock has run so long.")
+        float | None, typer.Option(help="Stop after this many seconds of training.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of initialization and order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initialization and of the batches.")] = 0,
     evals_per_epoch: Annotated[int, typer.Option(help="Evaluations in each epoch.")] = 1,
-    train_examples: Annotated[int, typer.Option(help="Training examples to evaluate on.")] = 1000,
+    train_examples: Annotated[int, typer.Option(help="Examples for the training loss.")] = 1000,
     out: Out = pathlib.Path("runs"),
     data_dir: DataDir = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+        bool, typer.Option("--resume", help="Resume from the last checkpoint.")
     ] = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(help="Time between checkpoints.")
+        float, typer.Option(help="Seconds between checkpoints.")
     ] = CHECKPOINT_SECONDS,
     as_json: Json = False,
 ) -> None:
@@ -129,12 +132,12 @@ def run_sweep(
     out: Out = pathlib.Path("runs"),
     data_dir: DataDir = None,
     isolate: Annotated[
-        bool | None, typer.Option(help="A process for each run [all scales but smoke].")
+        bool | None, typer.Option(help="One process per run [default: except at scale smoke].")
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run what a figure needs; what has been run is skipped."""
+    """Run the experiments of a figure; skip those already recorded."""
     with _errors():
         names = sweep.names() if name == "all" else [name]
         configs = {c.hash: c for each in names for c in sweep.load(each, scale)}
@@ -171,12 +174,13 @@ def draw_figure(
     ),
     scale: Scale = "smoke",
     of: Annotated[
-        str | None, typer.Option("--sweep", help="Another sweep, as a TOML file of your own.")
+        str | None,
+        typer.Option("--sweep", help="Of another sweep, such as a TOML file."),
     ] = None,
     out: Annotated[pathlib.Path | None, typer.Option(help="The file: .svg, .png or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a figure of the paper from the records of its sweep, or of another one."""
+    """Draw a figure of the paper from the records of its sweep."""
     with _errors():
         path = out or pathlib.Path(f"{name}.svg")
         found = _runs_of(of or name, runs, scale)
@@ -190,7 +194,7 @@ def draw_figure(
 def write_report(
     runs: Annotated[pathlib.Path, typer.Argument(help="Folder of the records.")],
     scale: Scale = "smoke",
-    out: Annotated[pathlib.Path, typer.Option(help="The page.")] = pathlib.Path("report.html"),
+    out: Annotated[pathlib.Path, typer.Option(help="File to write.")] = pathlib.Path("report.html"),
 ) -> None:
     """Write one HTML page with figures, tables, configurations and environment."""
     with _errors():
@@ -216,7 +220,7 @@ def fetch_data(
 
 @data_app.command("verify")
 def verify_data(path: pathlib.Path, as_json: Json = False) -> None:
-    """Say which data set lies in a folder, and whether its files are whole."""
+    """Identify the data set in a folder and check its files."""
     with _errors():
         states = datasets.verify(path)
         if as_json:
@@ -234,12 +238,12 @@ def verify_data(path: pathlib.Path, as_json: Json = False) -> None:
 @app.command("demo")
 def run_demo(
     epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 30,
-    seeds: Annotated[int, typer.Option(help="How many, from 0 on.", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0.", min=1)] = 5,
     out: Annotated[
         pathlib.Path, typer.Option(help="Folder for the figure and the record.")
     ] = pathlib.Path("demo"),
 ) -> None:
-    """Compare six methods on handwritten digits, in a minute."""
+    """Compare five methods on handwritten digits, in a minute."""
     with _errors():
         demo.run(epochs, range(seeds), out, Console())
 
@@ -255,7 +259,7 @@ def common(
 
 
 def main() -> None:
-    """The entry point: keeps compiled programs, as most runs compile the same ones again."""
+    """The entry point. Compiled programs are cached: most runs compile the same ones."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache() / "xla"))
     app()
@@ -263,7 +267,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """What the user can mend, as one line; what is ours, with its traceback."""
+    """Prints what the user can fix as one line; anything else keeps its traceback."""
     try:
         yield
     except BenchError as error:

@@ -1,8 +1,8 @@
 """A first comparison, in a minute: ``proxlin demo``, or ``make demo``.
 
-Trains a small perceptron on the handwritten digits that come with scikit-learn: with the two
-methods of the paper and ``auto``, and with SGD and Adam at two stepsizes each. Nothing is tuned and
-nothing is left out: what the table and the figure show is all that was run.
+Trains a small perceptron on the handwritten digits of scikit-learn with the two methods of the
+paper, ``auto``, and SGD and Adam at two stepsizes each. Nothing is tuned and nothing is left out:
+the table and the figure show all that was run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the terminal shows while a run goes on: a bar with the time left, or plain lines."""
+"""What the terminal shows during a run: a bar with the remaining time, or plain lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bar(Watch):
         self._task = TaskID(0)
 
     def started(self, config: Config, step: int, total: int) -> None:
-        """Shows the bar, from where a resumed run goes on."""
+        """Shows the bar, from the step at which a resumed run continues."""
         if not self._console.is_terminal:
             return
         columns = (
@@ -81,7 +81,7 @@ class Bar(Watch):
 
 @contextlib.contextmanager
 def downloads(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each file that arrives: ``progress(name, bytes so far, all bytes)``."""
+    """A bar for each file being downloaded: ``progress(name, bytes so far, all bytes)``."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
         bars: dict[str, TaskID] = {}

@@ -1,4 +1,4 @@
-"""Where numbers come from: versions, machine, commit."""
+"""Versions, machine and commit, for the records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("jax", "jaxlib", "optax", "numpy", "orbax-checkpoint", "scikit-learn
 
 
 def environment() -> dict[str, Any]:
-    """All that a record says of the place where it was made.
+    """The environment that a record was made in.
 
     Example:
         >>> sorted(environment())[:4]
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Where the seconds were measured."""
+    """The machine."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

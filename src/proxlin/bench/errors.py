@@ -1,16 +1,16 @@
-"""What the bench cannot go on with, and the exit code of the command line for it."""
+"""Errors of the bench, with their exit codes on the command line."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """Something that the user can mend; the command line prints it without a traceback."""
+    """An error that the user can fix; the command line prints it without a traceback."""
 
     exit_code = 1
 
 
 class UsageError(BenchError):
-    """A name, an option or a file of the user's that cannot be used."""
+    """An unusable name, option or file."""
 
     exit_code = 2
 
@@ -28,16 +28,16 @@ class StorageError(BenchError):
 
 
 class InUseError(StorageError):
-    """A folder that another process works on."""
+    """A folder that another process is using."""
 
 
 class Interrupted(BenchError):
-    """A signal ended the work after what was done had been saved."""
+    """A signal ended the work; everything done so far is saved."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by signal {number}; go on with the same command")
+        super().__init__(f"interrupted by signal {number}; continue with the same command")
         self.exit_code = 128 + number
 
 
 class KilledError(BenchError):
-    """A signal ended the process of a run, which could not save."""
+    """A signal ended the process of a run before it could save."""

@@ -1,4 +1,4 @@
-"""One folder per run: ``run.json`` says what was run and where, ``metrics.jsonl`` what came out."""
+"""One folder per run: ``run.json`` has its configuration, ``metrics.jsonl`` its results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Config:
         options: options of the method that differ from its defaults.
         batch_size: examples in a batch; the ragged rest of an epoch is dropped.
         epochs: passes over the training examples.
-        max_steps: ends the run earlier, for methods that are slow.
-        max_seconds: ends the run when its clock has run so long.
+        max_steps: ends the run earlier, for slow methods.
+        max_seconds: ends the run after that many seconds of training steps.
         seed: of initialization and order.
         evals_per_epoch: evaluations in each epoch, besides the one before the first step.
         train_examples: training examples on which the training loss is evaluated.
@@ -73,17 +73,17 @@ class Config:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def folder(self, root: pathlib.Path) -> pathlib.Path:
-        """Where its run lies below ``root``; a task from a file has its path's last part."""
+        """The folder of its run below ``root``; a task from a file goes by the name of the file."""
         task = self.task.replace("\\", "/").split("/")[-1].replace(":", "-")
         return root / task / f"{self.method}-{self.hash[:10]}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A record as it was read.
+    """The record of a run.
 
     Attributes:
-        folder: where it lies.
+        folder: where it is.
         meta: all of ``run.json``.
         metrics: the lines of ``metrics.jsonl``.
     """
@@ -104,13 +104,13 @@ class Run:
 
 
 def write_run(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
-    """Writes ``run.json``, whole or not at all."""
+    """Writes ``run.json``, completely or not at all."""
     text = json.dumps({"format": FORMAT, **meta}, indent=2, allow_nan=False)
     write_atomically(folder / "run.json", text + "\n")
 
 
 def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
-    """Appends one line of JSON, on disk at once; numbers that are not finite become null."""
+    """Appends one line of JSON and flushes it to disk; non-finite numbers become null."""
     text = json.dumps({key: finite_or_none(x) for key, x in line.items()}) + "\n"
     with explained(path.parent, len(text)):
         with path.open("a", encoding="utf-8") as stream:
@@ -142,7 +142,7 @@ def load_run(folder: pathlib.Path) -> Run:
         folder: of the run.
 
     Returns:
-        The run; a torn last line of a run that was killed is left out.
+        The run, without the torn last line that a kill may leave.
 
     Raises:
         StorageError: for a file that is broken; the message names it.

@@ -1,6 +1,6 @@
-"""One HTML page with all figures, their numbers and where these come from.
+"""One HTML page with all figures, their numbers and their origin.
 
-The page needs nothing besides itself: no script, no style sheet, no network.
+The page is self-contained: no script, no style sheet, no network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, folders that are checked before the work, and a lock."""
+"""Files that are complete or absent, folders that are checked before the work, and a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxlin.bench.errors import InUseError, StorageError
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes a file that a reader finds whole, old or new, whatever kills the writer.
+    """Writes a file atomically: readers see the old or the new one, even if the writer is killed.
 
     Args:
         path: the file.
@@ -46,20 +46,20 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def explained(folder: pathlib.Path, needed: int) -> Iterator[None]:
-    """Turns what the system says of a full or read-only disk into a :class:`StorageError`."""
+    """Turns errors of a full or read-only disk into a :class:`StorageError`."""
     try:
         yield
     except OSError as error:
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise StorageError(
             f"cannot write to {folder} ({error.strerror or error}); {needed:,} bytes are needed, "
-            f"{free:,} are free. What was saved before is intact: make room or choose another "
-            "folder, and go on with --resume"
+            f"{free:,} are free. What was saved before is intact: free some space or choose "
+            "another folder, and continue with --resume"
         ) from error
 
 
 def check_folder(folder: pathlib.Path, needed: int) -> None:
-    """Makes a folder and tries it, before hours of work depend on it.
+    """Creates a folder and writes to it, before hours of work depend on it.
 
     Args:
         folder: where a run will be written.
@@ -83,7 +83,7 @@ def check_folder(folder: pathlib.Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def lock(folder: pathlib.Path) -> Iterator[None]:
-    """Holds a folder for this process; the system lets go of it however the process ends.
+    """Locks a folder for this process; the system unlocks it however the process ends.
 
     Raises:
         InUseError: if another process holds it; the message says which.

@@ -113,17 +113,17 @@ def run(
     watch: Callable[[Config], Watch],
     tell: Callable[[str], None],
 ) -> list[Run]:
-    """Runs what has not been run; one run that fails does not stop the others.
+    """Runs what is not yet recorded; one failure does not stop the rest.
 
     Args:
         configs: what to run.
         root: where records go. Several processes may share it: each run is locked by the one that
             works on it, and the others take the next.
         data_dir: where data lies.
-        isolate: a process for each run, so that one which is killed does not end the sweep, and
-            none inherits memory from another.
-        watch: what sees a run go on.
-        tell: takes a line about what was skipped or failed.
+        isolate: one process per run, so that a killed run does not end the sweep, and no run
+            inherits memory from another.
+        watch: makes the observer of a run.
+        tell: called with a line about each run that was skipped or failed.
 
     Returns:
         The records of the sweep that have ended.
@@ -135,7 +135,7 @@ def run(
     for number, config in enumerate(configs, start=1):
         label = f"[{number}/{len(configs)}] {describe(config)}"
         if finished(config, root):
-            tell(f"{label}: already there")
+            tell(f"{label}: already recorded")
             continue
         try:
             if isolate:
@@ -143,13 +143,13 @@ def run(
             else:
                 train(config, root, data_dir=data_dir, resume=True, watch=watch(config))
         except InUseError:
-            tell(f"{label}: another process is at it")
+            tell(f"{label}: another process is running it")
             continue
         except KilledError as error:
             tell(f"{label}: {error}")
             continue
         except UsageError as error:  # e.g. a rival that is not installed
-            tell(f"{label}: left out, {error}")
+            tell(f"{label}: skipped: {error}")
             continue
         done = find([config], root)
         tell(f"{label}: {done[0].status if done else 'not finished'}")
@@ -164,7 +164,7 @@ def finished(config: Config, root: pathlib.Path) -> bool:
 
 
 def find(configs: Sequence[Config], root: pathlib.Path) -> list[Run]:
-    """The records of configurations, as far as there are any."""
+    """The records of these configurations that exist."""
     folders = (config.folder(root) for config in configs)
     return [records.load_run(folder) for folder in folders if (folder / "run.json").exists()]
 
@@ -222,7 +222,9 @@ def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | Non
 
 def _killed(config: Config, root: pathlib.Path, number: int, *, oom: bool) -> None:
     """Writes the record for a process that could not; without ``oom`` the run can be resumed."""
-    end = ", out of memory; take a smaller batch_size" if oom else "; go on with the same command"
+    end = (
+        ", out of memory; take a smaller batch_size" if oom else "; continue with the same command"
+    )
     message = f"killed by signal {number}{end}"
     status = RunStatus.OOM if oom else RunStatus.KILLED
     change = {"status": status, "message": message, "signal": number}

@@ -66,7 +66,7 @@ class Task:
         network: see :class:`proxlin.bench.models.Network`.
         loss: a convex loss.
         dataset: see :class:`proxlin.bench.data.Dataset`.
-        score: each example's share in the accuracy, or None where there is none.
+        score: the accuracy of each example, 0 or 1; None for tasks without one.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Task:
         return jax.jit(self.network.init)(jax.random.key(seed))
 
     def describe(self) -> dict[str, Any]:
-        """What records say of it."""
+        """What records hold about it."""
         params, _ = jax.eval_shape(self.network.init, jax.random.key(0))
         return {
             "dataset": self.dataset.name,
@@ -121,13 +121,13 @@ def load(name: str, data_dir: pathlib.Path | None = None) -> Task:
         name: ``dataset-network``, ``path/to/file.py:name`` or ``module:name``. What stands in the
             file under that name is a :class:`Task`, or a function without arguments that returns
             one.
-        data_dir: where data lies.
+        data_dir: the folder of the data sets.
 
     Returns:
-        The task, its data in memory or at hand.
+        The task with its data.
 
     Raises:
-        UsageError: for a name that leads nowhere.
+        UsageError: if there is no such task.
         DataError: if its data is missing or damaged.
     """
     if ":" in name:
@@ -175,7 +175,7 @@ def own(
         loss: a convex loss.
         train: inputs and targets to learn from.
         test: inputs and targets to be evaluated on.
-        score: each example's share in the accuracy, e.g. :func:`accuracy`.
+        score: the accuracy of each example, e.g. :func:`accuracy`.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, proxlin

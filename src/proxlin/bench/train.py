@@ -30,13 +30,13 @@ CHECKPOINT_SECONDS = 30.0
 
 
 class Watch:
-    """Sees a run go on, off the clock. This one shows nothing."""
+    """Observes a run, off the clock. This one shows nothing."""
 
     def started(self, config: Config, step: int, total: int) -> None:
-        """The run begins, or goes on, at a step."""
+        """The run starts or resumes at a step."""
 
     def stepped(self, step: int, value: float) -> None:
-        """A step was done, at a batch of this loss."""
+        """A step was made; ``value`` is the loss of its batch."""
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """A line was added to the metrics."""
@@ -59,11 +59,11 @@ def train(
     Args:
         config: what to run.
         root: where records go; the run has a folder of its own.
-        data_dir: where data lies.
-        resume: go on from the newest checkpoint, if there is one. A run that has ended is not
-            run again.
-        checkpoint_seconds: time between checkpoints; one more at the end or on a signal.
-        watch: sees it go on.
+        data_dir: the folder of the data sets.
+        resume: continue from the newest checkpoint, if there is one. A run that has ended is
+            not repeated.
+        checkpoint_seconds: time between checkpoints; there is one more at the end or on a signal.
+        watch: observes the run.
 
     Returns:
         The record.
@@ -83,7 +83,7 @@ def train(
             return run
         if not resume:
             raise UsageError(
-                f"{folder} holds a run that was begun: go on with --resume, or delete it"
+                f"{folder} holds an unfinished run: continue it with --resume, or delete it"
             )
     task = tasks.load(config.task, data_dir)
     trainer = methods.build(config.method, task, config.options)
@@ -115,7 +115,7 @@ def _check_same(run: Run, config: Config) -> None:
 
 
 class _Training:
-    """One run: begun or resumed, stepped, evaluated, ended."""
+    """One run, from its start or its last checkpoint to its end."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Training:
                 status, message = self._steps(signals)
                 self.meta["signal"] = signals.received
         except BenchError:
-            raise  # not the run's fault: its record stays as it is
+            raise  # not the run's fault: its record stays unchanged
         except Exception as error:
             status, message = _failure(error)
             self._end(status, message)
@@ -171,7 +171,7 @@ class _Training:
         self.watch.ended(status, message)
 
     def _begin(self) -> None:
-        """Goes back to the newest checkpoint, or to the start, and compiles."""
+        """Restores the newest checkpoint, or starts anew, and compiles."""
         found = checkpoints.restore(self.folder / "checkpoints", self.state)
         if found is None:
             (self.folder / "metrics.jsonl").unlink(missing_ok=True)
@@ -192,7 +192,7 @@ class _Training:
         before = records.load_run(self.folder).meta["task"]["sha256"]
         if before != self.task.dataset.sha256:
             raise StorageError(
-                f"{self.folder} was begun with other data (sha256 {before}, now "
+                f"{self.folder} was started with other data (sha256 {before}, now "
                 f"{self.task.dataset.sha256}); choose another folder for --out"
             )
 
@@ -208,7 +208,7 @@ class _Training:
                 step += 1
 
     def _steps(self, signals: Signals) -> tuple[RunStatus, str]:
-        """Steps to the end, and how it came."""
+        """Makes all steps; returns how the run ended."""
         saved = time.perf_counter()
         batches = itertools.islice(
             self._batches(self.progress.step), self.total - self.progress.step
@@ -291,7 +291,7 @@ class _Training:
 
 
 def _failure(error: Exception) -> tuple[RunStatus, str]:
-    """A run that was too large for the memory has ended; any other error is not the run's own."""
+    """A run that exhausts the memory has ended; any other error is not its own."""
     exhausted = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     if isinstance(error, MemoryError) or exhausted:
         return RunStatus.OOM, "out of memory; take a smaller --batch-size"
