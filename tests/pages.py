@@ -27,6 +27,19 @@ def program(page: pathlib.Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def section(page: pathlib.Path, heading: str) -> str:
+    """The text under a heading, up to the next one of the same or a higher level."""
+    text = "\n" + page.read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"\n{heading}\n")
+    assert rest, f"{page} has no heading {heading!r}"
+    return re.split(rf"^#{{1,{heading.index(' ')}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def table_of_rooms(page: pathlib.Path, heading: str) -> tuple[str, ...]:
+    """The modules that the first column of a table names, in their order."""
+    return tuple(re.findall(r"^\| `(\w+)` \|", section(page, heading), re.MULTILINE))
+
+
 def run_blocks(page: pathlib.Path, directory: pathlib.Path, *options: str) -> None:
     """Runs the blocks of a page in a directory.
 

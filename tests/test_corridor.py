@@ -5,42 +5,27 @@ from __future__ import annotations
 import ast
 import inspect
 import pathlib
+import re
 import sys
 
 import pytest
 
 import proxlin
+from tests.pages import section, table_of_rooms
 
 SOURCE = pathlib.Path(proxlin.__file__).parent
 
-# In the order of one step of training. `sdca` is a way of its own, past the networks.
-ROOMS = (
-    "deprecation",
-    "algebra",
-    "checks",
-    "arrays",
-    "chunked",
-    "linearize",
-    "losses",
-    "batch",
-    "objective",
-    "regularizers",
-    "metrics",
-    "proximity",
-    "solvers",
-    "subproblems",
-    "direction",
-    "steps",
-    "optimizer",
-    "sdca",
-    "extend",
-    "testing",
-    "bench",
+ROOT = pathlib.Path(__file__).parent.parent
+
+# README.md has the one list of rooms, CONTRIBUTING.md that of the bench: change them there.
+ROOMS = table_of_rooms(ROOT / "README.md", "## The map of the house")
+BENCH = re.findall(
+    r"\w+",
+    " ".join(
+        re.findall(r"^    .*$", section(ROOT / "CONTRIBUTING.md", "### The bench"), re.MULTILINE)
+    ),
 )
-BENCH = """
-    errors data models tasks rivals methods storage environment records checkpoints signals train
-    display sweep figures report demo cli
-""".split()
+MAX_LINES = 300
 CORE = ROOMS[: ROOMS.index("bench")]
 DEPENDENCIES = {"jax", "optax", "jaxtyping", "numpy"}
 
@@ -86,6 +71,7 @@ def rooms_of(path):
 
 
 def test_every_module_has_a_place_in_the_corridor():
+    assert len(ROOMS) == len(set(ROOMS))
     found = {
         path.stem if path.suffix == ".py" else path.name
         for path in SOURCE.iterdir()
@@ -103,6 +89,7 @@ def test_no_room_imports_from_a_room_further_on(room):
 
 def test_the_bench_has_a_corridor_of_its_own():
     found = {path.stem for path in (SOURCE / "bench").iterdir() if not path.name.startswith("_")}
+    assert len(BENCH) == len(set(BENCH))
     assert found == {*BENCH, "sweeps"}
     for room in BENCH:
         allowed = set(BENCH[: BENCH.index(room) + 1])
@@ -112,8 +99,16 @@ def test_the_bench_has_a_corridor_of_its_own():
             assert used <= allowed, path
 
 
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE))
+)
+def test_no_file_is_long(path):
+    """A module that grows beyond this becomes a folder of the same name."""
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
 def test_imports_are_seen(tmp_path, monkeypatch):
-    """The parser above knows all ways to import."""
+    """The parser above knows every form of import."""
     monkeypatch.setitem(globals(), "SOURCE", tmp_path)
     (tmp_path / "losses").mkdir()
     path = tmp_path / "losses" / "base.py"
