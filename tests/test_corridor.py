@@ -8,6 +8,8 @@ import pathlib
 import re
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import proxlin
@@ -104,7 +106,84 @@ def test_the_bench_has_a_corridor_of_its_own():
 )
 def test_no_file_is_long(path):
     """A module that grows beyond this becomes a folder of the same name."""
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= MAX_LINES
+
+
+# ---- the walk through one step ------------------------------------------------------------------
+
+STOPS = re.findall(
+    r"^\d+\. `([\w/]+\.py): ([\w.]+)`: ",
+    section(ROOT / "CONTRIBUTING.md", "## One step, from the outside in"),
+    re.MULTILINE,
+)
+
+
+def room_number(file):
+    return ROOMS.index(pathlib.Path(file).parts[0].removesuffix(".py"))
+
+
+def functions(path):
+    """The functions of a file and the methods of its classes, by their names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from (
+                f"{node.name}.{child.name}"
+                for child in node.body
+                if isinstance(child, ast.FunctionDef)
+            )
+
+
+def first_calls():
+    """The stops in the order one step of `auto` calls them first, each with the one it is in."""
+    calls, stack = {}, [None]
+
+    def profile(frame, event, _):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if not path.is_relative_to(SOURCE):
+            return
+        name = frame.f_code.co_qualname.rpartition("<locals>.")[2]
+        stop = str(path.relative_to(SOURCE)), name
+        if stop not in STOPS:
+            return
+        if event == "call":
+            calls.setdefault(stop, stack[-1])
+            stack.append(stop)
+        elif event == "return":
+            stack.pop()
+
+    params, x, y = jnp.zeros((2, 3)), jnp.ones((64, 2)), jnp.zeros(64, int)
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        opt = proxlin.auto(lambda w, x: x @ w, proxlin.Logistic())
+        state = opt.init(params)
+        jax.eval_shape(lambda w: opt.update(None, state, w, inputs=x, targets=y), params)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_the_walk_is_short_and_names_what_exists():
+    assert 10 <= len(STOPS) <= 15 and len(set(STOPS)) == len(STOPS)
+    for file, name in STOPS:
+        assert name in set(functions(SOURCE / file)), (file, name)
+
+
+def test_the_walk_is_the_path_of_one_step():
+    assert list(first_calls()) == STOPS
+
+
+def test_the_walk_follows_the_corridor():
+    """A stop leads only to rooms above its own, and to these in their order."""
+    inside = {}
+    for (file, _), parent in first_calls().items():
+        inside.setdefault(parent, []).append(room_number(file))
+    for parent, rooms in inside.items():
+        assert rooms == sorted(rooms), parent
+        assert parent is None or rooms[-1] <= room_number(parent[0]), parent
 
 
 def test_imports_are_seen(tmp_path, monkeypatch):
