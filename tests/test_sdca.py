@@ -403,7 +403,11 @@ BAD_FEATURES = {
         r"matrix \(n, d\).*not of shape \(6,\)",
     ),
     "too many columns": (lambda x: HUGE, ValueError, "columns are numbered in 32 bits"),
-    "ragged": (lambda x: [[1.0], [2.0, 3.0]], ValueError, "features are no array.*one length"),
+    "ragged": (
+        lambda x: [[1.0], [2.0, 3.0]],
+        ValueError,
+        "features are not an array.*equal length",
+    ),
 }
 
 
