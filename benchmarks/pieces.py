@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import pathlib
 import statistics
-import time
 from typing import Any
 
 import jax
@@ -24,9 +24,9 @@ import optax
 from time_to_target import gradient_seconds
 
 import proxlin
-from proxlin.bench import records, tasks
+from proxlin.bench import loop, methods, records, tasks
 from proxlin.bench.environment import environment
-from proxlin.bench.train import EVALUATION_BATCH, State, evaluator
+from proxlin.bench.evaluation import EVALUATION_BATCH, evaluator
 from proxlin.extend import ConvexModel, Proximity, Subproblem, Subsolution, add_scaled, plain
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -116,25 +116,29 @@ def train(task: tasks.Task, options: dict[str, Any], steps: int, seed: int) -> d
     """Trains with these pieces in the place of auto's; steps without curvature are ``CG(0)``."""
     options = {**AUTO, **options}
     every = options.pop("every", 1)
-    opt = optimizer(task, options)
-    rest = optimizer(task, {**options, "solver": proxlin.CG(0)}) if every > 1 else opt
-    runs = [stepper(task, opt), *[stepper(task, rest)] * (every - 1)]
-    params, stats = task.init(seed)
-    state = opt.init(params)._replace(aux=stats)
-    seconds, units = [], []
-    for number, batch in zip(range(steps), batches(task, seed), strict=False):
-        started = time.perf_counter()
-        params, state = jax.block_until_ready(runs[number % every](params, state, *batch))
-        seconds.append(time.perf_counter() - started)
+    trainer = methods.trainer_of(task, optimizer(task, options))
+    rest = trainer
+    if every > 1:
+        rest = methods.trainer_of(task, optimizer(task, {**options, "solver": proxlin.CG(0)}))
+    turns = itertools.cycle([trainer.step, *[rest.step] * (every - 1)])
+
+    def step(state, *batch):
+        return next(turns)(state, *batch)
+
+    state = trainer.init(*task.init(seed))
+    seconds, units, rejected = [], [], 0
+    for number, done in enumerate(loop.steps(step, state, batches(task, seed, steps))):
+        state = done.state
+        seconds.append(done.seconds)
+        rejected += int(done.report.rejected)
         if number % 10 == 0:
-            units.append(gradient_seconds(task, State(params, state.aux, ()), batch))
-    test = task.dataset.test.batches(EVALUATION_BATCH)
-    test_loss, accuracy = evaluator(task)(params, state.aux, test)
+            units.append(gradient_seconds(task, state, next(batches(task, seed, 1))))
+    test_loss, accuracy = evaluator(task)(state, task.dataset.test.batches(EVALUATION_BATCH))
     return {
         "loss": records.finite_or_none(test_loss),
         "accuracy": accuracy,
-        "gamma": records.finite_or_none(float(state.gamma)),
-        "refused": int(state.refused),
+        "gamma": records.finite_or_none(float(state.method.gamma)),
+        "rejected": rejected,
         # without the steps and the gradient that compiled
         "gradients": statistics.mean(seconds[every:]) / statistics.median(units[1:]),
     }
@@ -145,34 +149,23 @@ def optimizer(task: tasks.Task, options: dict[str, Any]) -> optax.GradientTransf
     return proxlin.prox_linear(task.network.apply, has_aux=True, init_aux=(), **options)
 
 
-def stepper(task: tasks.Task, opt: optax.GradientTransformationExtraArgs) -> Any:
-    @jax.jit
-    def step(params, state, inputs, targets):
-        batch = {"inputs": task.dataset.prepare(inputs), "targets": targets}
-        updates, state = opt.update(None, state, params, args=(state.aux,), **batch)
-        return optax.apply_updates(params, updates), state
-
-    return step
-
-
-def batches(task: tasks.Task, seed: int):
-    epoch = 0
-    while True:
-        yield from task.dataset.train.epoch(seed, epoch, BATCH)
-        epoch += 1
+def batches(task: tasks.Task, seed: int, steps: int):
+    """The batches of so many steps, epoch after epoch."""
+    epochs = (task.dataset.train.epoch(seed, epoch, BATCH) for epoch in itertools.count())
+    return itertools.islice(itertools.chain.from_iterable(epochs), steps)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     first = rows[0]
     lines = [
         f"{first['task']}, batch {BATCH}, after {first['steps']} steps, seed {first['seed']}.\n",
-        "| | test loss | test accuracy | a step, in gradients | last gamma | refused |",
+        "| | test loss | test accuracy | a step, in gradients | last gamma | rejected |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         found = "diverged" if row["loss"] is None else f"{row['loss']:.3f}"
         cells = [row["piece"], found, f"{100 * row['accuracy']:.1f} %", f"{row['gradients']:.2f}"]
-        cells += ["" if row["gamma"] is None else f"{row['gamma']:.2g}", str(row["refused"])]
+        cells += ["" if row["gamma"] is None else f"{row['gamma']:.2g}", str(row["rejected"])]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

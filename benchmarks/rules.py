@@ -11,18 +11,17 @@ outputs saturate the loss. A cell gives the range over the seeds. Results go to
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import json
 import pathlib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
-
 import proxlin
-from proxlin.bench import models
+from proxlin.bench import loop, methods, models, tasks
 from proxlin.bench.data import Dataset, load
 from proxlin.bench.environment import environment
+from proxlin.bench.evaluation import EVALUATION_BATCH, evaluator
 
 BATCH = 128
 LOSS = proxlin.Logistic()
@@ -53,27 +52,21 @@ def rules(gamma: float) -> dict[str, Any]:
 def train(
     rule: Any, options: dict[str, Any], data: Dataset, scale: float, epochs: int, seeds: int
 ) -> list:
-    opt = proxlin.prox_linear(NETWORK.predict, LOSS, step=rule, **options)
-
-    @jax.jit
-    def step(params, state, inputs, targets):
-        inputs = scale * data.prepare(inputs)
-        updates, state = opt.update(None, state, params, inputs=inputs, targets=targets)
-        return optax.apply_updates(params, updates), state
-
+    scaled = dataclasses.replace(data, prepare=lambda inputs: scale * data.prepare(inputs))
+    task = tasks.Task("digits-mlp", NETWORK, LOSS, scaled)
+    trainer = methods.trainer_of(
+        task,
+        proxlin.prox_linear(NETWORK.apply, LOSS, step=rule, has_aux=True, init_aux=(), **options),
+    )
     runs = []
     for seed in range(seeds):
-        params, _ = NETWORK.init(jax.random.key(seed))
-        state = opt.init(params)
-        for epoch in range(epochs):
-            for inputs, targets in data.train.epoch(seed, epoch, BATCH):
-                params, state = step(params, state, inputs, targets)
-        ((inputs, targets),) = data.test.batches(len(data.test))
-        outputs = NETWORK.predict(params, scale * data.prepare(inputs))
-        loss = float(jnp.mean(LOSS.value(outputs, jnp.asarray(targets))))
-        accuracy = float(jnp.mean(jnp.argmax(outputs, axis=-1) == targets))
-        refused, taken = int(state.refused), int(state.taken)
-        runs.append({"loss": loss, "accuracy": accuracy, "refused": refused, "taken": taken})
+        state = trainer.init(*task.init(seed))
+        batches = (data.train.epoch(seed, epoch, BATCH) for epoch in range(epochs))
+        for done in loop.steps(trainer.step, state, itertools.chain.from_iterable(batches)):
+            state = done.state
+        loss, accuracy = evaluator(task)(state, data.test.batches(EVALUATION_BATCH))
+        rejected, taken = int(state.method.rejected), int(state.method.taken)
+        runs.append({"loss": loss, "accuracy": accuracy, "rejected": rejected, "taken": taken})
     return runs
 
 

@@ -31,9 +31,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from proxlin.bench import methods, records, tasks
+from proxlin.bench import loop, methods, records, tasks
 from proxlin.bench.environment import environment, machine
-from proxlin.bench.train import DIVERGED_AFTER, EVALUATION_BATCH, STALLED_AFTER, State, evaluator
+from proxlin.bench.evaluation import EVALUATION_BATCH, evaluator
+from proxlin.bench.loop import State
+from proxlin.bench.status import RunStatus
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 OURS = "auto"
@@ -107,32 +109,31 @@ def train(
 ) -> dict[str, Any]:
     """Steps until all targets are reached, each within its cap; what a line says of them."""
     trainer, evaluate = methods.build(method, task, options), evaluator(task)
-    params, stats = task.init(seed)
-    state = State(params, stats, jax.jit(trainer.init)(params, stats))
+    state = jax.jit(trainer.init)(*task.init(seed))
     example = next(batches(problem, task, seed))
-    # Compiles both, the step on a copy, because a method may reuse its arguments.
-    jax.block_until_ready(trainer.step(*jax.tree.map(jnp.copy, state), *example))
+    loop.compile_step(trainer.step, state, example)
     gradient_seconds(task, state, example)
-    stream = batches(problem, task, seed)
     curve: list[Point] = []
     gradients: list[float] = []
-    step, seconds, in_a_row, finite = 0, 0.0, 0, True
-    while True:
+    step, seconds, in_a_row = 0, 0.0, 0
+
+    def look() -> None:
+        test = task.dataset.test.batches(EVALUATION_BATCH, problem.examples)
+        loss, accuracy = evaluate(state, test)
+        curve.append(Point(step, seconds, records.finite_or_none(loss), accuracy))
+        gradients.append(gradient_seconds(task, state, example))
+
+    look()
+    end = verdict(problem, curve, caps, seconds, None)
+    for done in () if end else loop.steps(trainer.step, state, batches(problem, task, seed)):
+        state, step, seconds = done.state, step + 1, seconds + done.seconds
+        in_a_row = in_a_row + 1 if done.report.rejected else 0
         if step % problem.every == 0:
-            test = task.dataset.test.batches(EVALUATION_BATCH, problem.examples)
-            loss, accuracy = evaluate(state.params, state.stats, test)
-            curve.append(Point(step, seconds, records.finite_or_none(loss), accuracy))
-            gradients.append(gradient_seconds(task, state, example))
-        end = verdict(problem, curve, caps, seconds, in_a_row, finite)
-        start = time.perf_counter()
-        batch = None if end else next(stream, None)
-        if batch is None:
+            look()
+        trouble = loop.trouble(bool(done.report.finite), in_a_row)
+        end = verdict(problem, curve, caps, seconds, trouble)
+        if end:
             break
-        *new, report = trainer.step(*state, *batch)
-        state, report = State(*new), jax.device_get(report)  # waits for the step
-        seconds += time.perf_counter() - start
-        step, in_a_row = step + 1, in_a_row + 1 if report.refused else 0
-        finite = bool(report.finite)
     points = [problem.first_at(curve, target) for target in caps]
     return {
         "problem": problem.task,
@@ -154,17 +155,16 @@ def verdict(
     curve: Sequence[Point],
     caps: Mapping[float, float],
     seconds: float,
-    in_a_row: int,
-    finite: bool,
+    trouble: RunStatus | None,
 ) -> str:
-    """Why a run ends here, or nothing: all is reached, time is up, or no step is taken."""
+    """Why a run ends here, or nothing: all is reached, time is up, or no step is accepted."""
     pending = [target for target in caps if problem.first_at(curve, target) is None]
     if not pending:
         return "reached"
-    if curve[-1].loss is None or (in_a_row >= DIVERGED_AFTER and not finite) or lost(curve):
-        return "diverged"
-    if in_a_row >= STALLED_AFTER:
-        return "stalled"
+    if curve[-1].loss is None or lost(curve):
+        return RunStatus.DIVERGED.value
+    if trouble is not None:
+        return trouble.value
     return "cap" if seconds > caps[pending[0]] else ""
 
 

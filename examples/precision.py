@@ -15,7 +15,6 @@ import os
 import pathlib
 import shlex
 import sys
-import time
 from collections.abc import Callable
 
 import jax
@@ -24,6 +23,7 @@ import numpy as np
 import optax
 
 import proxlin
+from proxlin.bench import loop
 from proxlin.bench.environment import environment
 
 jax.config.update("jax_enable_x64", True)  # before any array is made
@@ -102,7 +102,7 @@ class Method:
 
 def prox_linear(problem):
     """Levenberg-Marquardt: the subproblem solved exactly, gamma by a trust region."""
-    # Refused steps are as dear as others, hence gamma grows slowly and falls fast. A residual that
+    # Rejected steps cost as much as others, so gamma grows slowly and falls fast. A residual that
     # vanishes lets it grow without end.
     rule = proxlin.TrustRegion(grow=1.5, shrink=1 / 3, max_gamma=1e12)
     opt = proxlin.prox_linear(
@@ -169,23 +169,28 @@ def train(problem, name, seed, seconds):
     state = method.start(params)
     zero = jnp.zeros(())
     run = jax.jit(method.run).lower(state, zero).compile()
-    jax.block_until_ready(run(state, zero))  # the first call is slower than others
+    step = lambda state, fraction: (run(state, fraction), ())
+    loop.compile_step(step, state, (zero,))  # the first call is slower than others
     look = jax.jit(lambda params: (problem.value(params), problem.error(params)))
+    marks = [0.0, *np.geomspace(seconds / 100, seconds, 40)]
     curve, elapsed, steps = [], 0.0, 0
-    marks = iter([0.0, *np.geomspace(seconds / 100, seconds, 40)])
-    mark = next(marks)
-    while True:
-        if elapsed >= mark:
-            value, error = (float(x) for x in look(state[0]))
-            curve.append([round(elapsed, 4), steps, value, error])
-            while mark is not None and elapsed >= mark:
-                mark = next(marks, None)
-            if mark is None or not np.isfinite(value):
-                break
-        start = time.perf_counter()
-        state = jax.block_until_ready(run(state, jnp.asarray(min(1.0, elapsed / seconds))))
-        elapsed += time.perf_counter() - start
-        steps += method.steps
+
+    def fractions():
+        while True:
+            yield (jnp.asarray(min(1.0, elapsed / seconds)),)
+
+    def evaluate():
+        """Adds a point to the curve; whether there is more to do."""
+        value, error = (float(x) for x in look(state[0]))
+        curve.append([round(elapsed, 4), steps, value, error])
+        marks[:] = [mark for mark in marks if mark > elapsed]
+        return bool(marks) and np.isfinite(value)
+
+    evaluate()
+    for done in loop.steps(step, state, fractions()):
+        state, elapsed, steps = done.state, elapsed + done.seconds, steps + method.steps
+        if elapsed >= marks[0] and not evaluate():
+            break
     print(
         f"{problem.name}, seed {seed}, {name:20s} {elapsed:6.1f} s {steps:7d} steps  "
         f"relative L2 error {curve[-1][3]:.1e}",

@@ -29,6 +29,7 @@ BENCH = re.findall(
 )
 MAX_LINES = 300
 CORE = ROOMS[: ROOMS.index("bench")]
+PUBLIC = {name for name in dir(proxlin) if name not in ROOMS} | {"sdca"}
 DEPENDENCIES = {"jax", "optax", "jaxtyping", "numpy"}
 
 NAMES = """
@@ -99,6 +100,16 @@ def test_the_bench_has_a_corridor_of_its_own():
             names = [name.split(".") for name in imports(path)]
             used = {parts[2] for parts in names if parts[:2] == ["proxlin", "bench"]}
             assert used <= allowed, path
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "bench").rglob("*.py")), ids=lambda p: p.stem)
+def test_the_bench_uses_public_names_only(path):
+    """The front door, and the two modules that stand open: extend and testing."""
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "proxlin" and parts[1:2] != ["bench"]:
+            public = parts == ["proxlin"] or (len(parts) == 2 and parts[1] in PUBLIC)
+            assert public or parts[:2] in (["proxlin", "extend"], ["proxlin", "testing"]), name
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks import time_to_target as bench
 from benchmarks.time_to_target import Point, Problem
-from proxlin.bench import records, tasks
-from proxlin.bench.train import evaluator
+from proxlin.bench import loop, records, tasks
+from proxlin.bench.evaluation import evaluator
+from proxlin.bench.loop import State
 
 ACCURACY = Problem("digits-mlp", 128, (0.5, 0.8), every=5)
 LOSS = Problem("digits-mlp", 128, (2.0, 1.0), score="loss")
@@ -70,7 +71,8 @@ def losses(*values):
 )
 def test_a_run_ends_when_it_must(points, seconds, in_a_row, finite, end):
     caps = {0.5: 3.0, 0.8: 9.0}
-    assert bench.verdict(ACCURACY, points, caps, seconds, in_a_row, finite) == end
+    trouble = loop.trouble(finite, in_a_row)
+    assert bench.verdict(ACCURACY, points, caps, seconds, trouble) == end
 
 
 def test_a_target_is_reached_at_the_first_evaluation_there():
@@ -273,7 +275,7 @@ def test_a_problem_may_look_at_the_first_test_examples_only():
     problem = ACCURACY._replace(epochs=1, every=100, examples=7)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         row = bench.train(problem, task, "adam", {"stepsize": 1e-9}, 0, {0.5: math.inf})
-        found = evaluator(task)(*task.init(0), task.dataset.test.batches(7, 7))
+        found = evaluator(task)(State(*task.init(0), ()), task.dataset.test.batches(7, 7))
     (point,) = row["curve"]
     assert (point.loss, point.accuracy) == pytest.approx(found)
 

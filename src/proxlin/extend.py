@@ -16,7 +16,7 @@ from proxlin.algebra import (
 )
 from proxlin.direction import Direction
 from proxlin.losses import Factor, Loss
-from proxlin.metrics import Metric
+from proxlin.metrics import Metric, inverse_roots, precondition, second_moments
 from proxlin.proximity import Proximity
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import Cost, LinearSolver, NormalSystem, Solution, Status
@@ -47,6 +47,9 @@ __all__ = [
     "add_scaled",
     "count",
     "dot",
+    "inverse_roots",
     "plain",
+    "precondition",
     "scale",
+    "second_moments",
 ]

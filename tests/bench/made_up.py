@@ -57,7 +57,7 @@ def run(
             "eta": None,
             "gamma": None,
             "residual": None,
-            "refused": 0,
+            "rejected": 0,
         }
         for epoch, loss in enumerate(losses)
     ]

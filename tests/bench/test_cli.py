@@ -53,7 +53,7 @@ def test_training_is_told_and_recorded(command):
     told = json.loads(done.stdout)
     assert told["status"] == "finished" and told["last"]["step"] == 10
     record = json.loads((pathlib.Path(told["folder"]) / "run.json").read_text())
-    assert record["config"]["options"]["gamma"] == 1.0
+    assert record["config"]["method"] == "auto" and record["config"]["options"] == {}
 
 
 def test_the_example_of_an_own_task(command):

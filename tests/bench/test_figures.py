@@ -38,7 +38,7 @@ def stepsizes(curve):
 
 
 def only_curve(runs, name="comparison"):
-    (panel,) = figures.select(name, runs)
+    (panel,) = figures.select(name, runs).panels
     (curve,) = panel.curves
     return curve
 
@@ -147,7 +147,8 @@ def test_band_ends_where_a_seed_ends():
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_grouping(name):
     spec, runs = figures.FIGURES[name], runs_of(name)
-    panels = figures.select(name, reversed(runs))
+    selection = figures.select(name, reversed(runs))
+    panels = selection.panels
     values, curves = LAYOUTS[name]
     tasks = sorted({r.config["task"] for r in runs})
     batches = sorted({r.config["batch_size"] for r in runs})
@@ -158,7 +159,7 @@ def test_grouping(name):
         assert all(len(setting.runs) == 2 for setting in panel.settings)
     together = [r for panel in panels for setting in panel.settings for r in setting.runs]
     assert sorted(r.folder for r in together) == sorted(r.folder for r in runs if spec.matches(r))
-    assert figures.missing(name, panels) == []
+    assert selection.missing() == []
 
 
 def test_every_figure_is_laid_out():
@@ -166,7 +167,7 @@ def test_every_figure_is_laid_out():
 
 
 def test_comparison_has_the_methods_of_the_paper_first():
-    (panel,) = figures.select("comparison", runs_of("comparison"))
+    (panel,) = figures.select("comparison", runs_of("comparison")).panels
     names = [curve.key[0] for curve in panel.curves]
     assert names[:6] == ["spl", "armijo-spl", "sgd", "momentum", "adam", "adafactor"]
     assert set(names) == {name for name in methods.METHODS if not name.startswith("spl-")}
@@ -178,7 +179,7 @@ def test_tasks_and_batch_sizes_are_not_compared():
         for task in ("digits-mlp", "digits-linear")
         for batch in (64, 128)
     ]
-    panels = figures.select("comparison", runs)
+    panels = figures.select("comparison", runs).panels
     assert [panel.key for panel in panels] == [
         ("digits-linear", 64),
         ("digits-linear", 128),
@@ -189,13 +190,13 @@ def test_tasks_and_batch_sizes_are_not_compared():
 
 def test_missing_runs_are_named():
     runs = [run("sgd", SGD), run("spl-sgd"), run("adam", task="digits-mlp")]
-    absent = figures.missing("drop-in", figures.select("drop-in", runs))
+    absent = figures.select("drop-in", runs).missing()
     assert absent == ["Momentum", "AdaFactor", "prox-linear (Adam)"]
     runs = [run("spl", {"inner": k}, batch_size=b) for k, b in ((1, 64), (2, 64), (1, 256))]
-    absent = figures.missing("inner-by-batch", figures.select("inner-by-batch", runs))
+    absent = figures.select("inner-by-batch", runs).missing()
     assert absent == ["τ = 2 (batch size 256)"]
     assert "Training loss: of the first 1,000 examples. No runs: primal." in " ".join(
-        texts(figures.figure("primal-vs-dual", [run("armijo-spl")], "smoke"))
+        texts(figures.figure(figures.select("primal-vs-dual", [run("armijo-spl")]), "smoke"))
     )
 
 
@@ -206,7 +207,7 @@ def test_unknown_figure():
 
 def test_no_runs():
     with pytest.raises(UsageError, match=r"no runs for the figure primal-vs-dual.*armijo-spl"):
-        figures.figure("primal-vs-dual", [run("sgd")], "smoke")
+        figures.figure(figures.select("primal-vs-dual", [run("sgd")]), "smoke")
 
 
 # ---- what is drawn -----------------------------------------------------------------------------
@@ -217,9 +218,17 @@ def test_title():
         run("armijo-spl", options, seed=s, epochs=2) for options in ({}, PRIMAL) for s in (0, 3)
     ]
     setting = "digits, mlp; batch size 128; 2 epochs; median and range of seeds 0, 3; "
-    title = figures.figure("primal-vs-dual", runs, "smoke").get_suptitle().replace("\n", " ")
+    title = (
+        figures.figure(figures.select("primal-vs-dual", runs), "smoke")
+        .get_suptitle()
+        .replace("\n", " ")
+    )
     assert title == f"Directions by the dual and by the primal {setting}reduced scale (smoke)"
-    title = figures.figure("primal-vs-dual", runs, "paper").get_suptitle().replace("\n", " ")
+    title = (
+        figures.figure(figures.select("primal-vs-dual", runs), "paper")
+        .get_suptitle()
+        .replace("\n", " ")
+    )
     assert title.endswith("the paper's scale") and "reduced" not in title
 
 
@@ -227,7 +236,7 @@ def test_best_in_full_and_two_faint():
     accuracies = {0.001: 0.5, 0.01: 0.9, 0.1: 0.7, 1.0: 0.8}
     runs = [run("sgd", {"stepsize": s}, accuracy=a) for s, a in accuracies.items()]
     runs += [run("adam", {"stepsize": 0.001}, seed=s) for s in range(2)]
-    drawn = figures.figure("comparison", runs, "smoke")
+    drawn = figures.figure(figures.select("comparison", runs), "smoke")
     assert legend(drawn) == ["SGD, stepsize 0.01", "Adam, stepsize 0.001"]
     for axes in drawn.subfigs[0].axes:
         sgd = [line for line in lines(axes) if line.get_color() == STYLES["sgd"].color]
@@ -239,14 +248,14 @@ def test_best_in_full_and_two_faint():
 
 def test_stepsizes_are_all_named_where_a_panel_has_one_curve():
     runs = [run("sgd", {"stepsize": s}, accuracy=a) for s, a in ((0.1, 0.8), (1.0, 0.9))]
-    drawn = figures.figure("stepsize", runs, "smoke")
+    drawn = figures.figure(figures.select("stepsize", runs), "smoke")
     assert legend(drawn) == ["SGD, stepsize 1", "SGD, stepsize 0.1"]
 
 
 def test_what_diverged_is_shown_as_diverged():
     bad = {"losses": (2.0, 1e30, None), "status": "diverged"}
     runs = [run("spl", {"gamma": g}, **bad) for g in (1.0, 10.0)] + [run("sgd", SGD)]
-    drawn = figures.figure("comparison", runs, "smoke")
+    drawn = figures.figure(figures.select("comparison", runs), "smoke")
     assert legend(drawn) == ["SPL, γ = 1, τ = 2 (diverged)", "SGD, stepsize 0.1"]
     loss = drawn.subfigs[0].axes[0]
     crosses = lines(loss, "x")
@@ -262,17 +271,19 @@ def test_what_never_began_is_in_the_legend():
         run("armijo-spl", status="oom", losses=()),
         run("sgd", SGD, losses=(2.0, 1.0), epochs=9, max_steps=10),
     ]
-    drawn = figures.figure("comparison", runs, "smoke")
+    drawn = figures.figure(figures.select("comparison", runs), "smoke")
     assert legend(drawn) == [
         "Armijo SPL, γ = 1, τ = 2 (out of memory)",
         "SGD, stepsize 0.1 (first 10 steps)",
     ]
-    drawn = figures.figure("comparison", runs[:1], "smoke")  # nothing to take limits from
+    drawn = figures.figure(
+        figures.select("comparison", runs[:1]), "smoke"
+    )  # nothing to take limits from
     assert legend(drawn) == ["Armijo SPL, γ = 1, τ = 2 (out of memory)"]
 
 
 def test_axes():
-    drawn = figures.figure("comparison", [run("sgd", SGD)], "smoke")
+    drawn = figures.figure(figures.select("comparison", [run("sgd", SGD)]), "smoke")
     drawn.draw_without_rendering()
     loss, _, accuracy, _ = drawn.subfigs[0].axes
     assert [axes.get_xlabel() for axes in drawn.subfigs[0].axes[2:]] == [
@@ -285,7 +296,7 @@ def test_axes():
 
 
 def test_tasks_without_classes_show_their_loss():
-    drawn = figures.figure("comparison", [run("sgd", SGD, accuracy=None)], "smoke")
+    drawn = figures.figure(figures.select("comparison", [run("sgd", SGD, accuracy=None)]), "smoke")
     assert [axes.get_ylabel() for axes in drawn.subfigs[0].axes[::2]] == [
         "training loss",
         "test loss",
@@ -297,7 +308,7 @@ def test_panels_share_their_scales():
         run("spl", batch_size=64, losses=(2.0, 0.1)),
         run("spl", batch_size=256, losses=(2.0, 1.0)),
     ]
-    drawn = figures.figure("inner-by-batch", runs, "smoke")
+    drawn = figures.figure(figures.select("inner-by-batch", runs), "smoke")
     above, below = (part.axes for part in drawn.subfigs)
     assert [axes.get_ylim() for axes in above] == [axes.get_ylim() for axes in below]
     assert [part.get_suptitle() for part in drawn.subfigs] == ["batch size 64", "batch size 256"]
@@ -305,7 +316,7 @@ def test_panels_share_their_scales():
 
 def test_a_dollar_is_a_dollar():
     runs = [run("sgd", SGD, task=task) for task in ("digits-mlp", r"digits-$\bad$")]
-    drawn = figures.figure("comparison", runs, "smoke")
+    drawn = figures.figure(figures.select("comparison", runs), "smoke")
     drawn.draw_without_rendering()  # $\bad$ is not a formula
     assert r"digits, $\bad$ and mlp;" in drawn.get_suptitle()
     assert drawn.subfigs[0].get_suptitle() == r"digits-$\bad$"
@@ -329,9 +340,9 @@ def test_every_figure_is_drawn(name):
     runs = [r for r in runs_of(name) if r.config["seed"] == 0]
     if "method" in figures.FIGURES[name].curve_by:  # many curves: one panel will do
         runs = [r for r in runs if r.config["batch_size"] < 256]
-    drawn = figures.figure(name, runs, "smoke")
+    drawn = figures.figure(figures.select(name, runs), "smoke")
     drawn.draw_without_rendering()
-    panels = figures.select(name, runs)
+    panels = figures.select(name, runs).panels
     assert len(drawn.subfigs) == len(panels)
     for number, panel in enumerate(panels):
         best = [curve.settings[0].label(*figures.FIGURES[name].named_by) for curve in panel.curves]
@@ -344,7 +355,9 @@ def test_every_figure_is_drawn(name):
 def test_files_are_the_same_each_time(tmp_path, suffix):
     runs = [run("armijo-spl"), run("armijo-spl", PRIMAL)]
     for folder in ("one", "other"):
-        figures.draw("primal-vs-dual", runs, tmp_path / folder / f"figure{suffix}", "smoke")
+        figures.draw(
+            figures.select("primal-vs-dual", runs), tmp_path / folder / f"figure{suffix}", "smoke"
+        )
     one, other = (
         (tmp_path / folder / f"figure{suffix}").read_bytes() for folder in ("one", "other")
     )
@@ -353,13 +366,19 @@ def test_files_are_the_same_each_time(tmp_path, suffix):
 
 def test_files_of_other_kinds_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"figure.jpg: let the name end in .svg, .png, .pdf"):
-        figures.draw("primal-vs-dual", [run("armijo-spl")], tmp_path / "figure.jpg", "smoke")
+        figures.draw(
+            figures.select("primal-vs-dual", [run("armijo-spl")]), tmp_path / "figure.jpg", "smoke"
+        )
 
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write"):
-        figures.draw("primal-vs-dual", [run("armijo-spl")], tmp_path / "file" / "a.svg", "smoke")
+        figures.draw(
+            figures.select("primal-vs-dual", [run("armijo-spl")]),
+            tmp_path / "file" / "a.svg",
+            "smoke",
+        )
 
 
 # ---- tables ------------------------------------------------------------------------------------
@@ -372,7 +391,7 @@ def test_table():
         run("spl", accuracy=0.95, seconds=3.0),
         run("lbfgs", status="diverged", losses=(2.0, None)),
     ]
-    rows = figures.table("comparison", runs)
+    rows = figures.table(figures.select("comparison", runs))
     assert json.loads(json.dumps(rows)) == rows
     assert [(row["method"], row["options"], row["best"]) for row in rows] == [
         ("SPL", "γ = 1, τ = 2", True),
@@ -402,7 +421,11 @@ def test_table():
 
 
 def test_table_names_what_tells_curves_apart():
-    rows = figures.table("primal-vs-dual", [run("armijo-spl"), run("armijo-spl", PRIMAL)])
+    rows = figures.table(
+        figures.select("primal-vs-dual", [run("armijo-spl"), run("armijo-spl", PRIMAL)])
+    )
     assert [row["options"] for row in rows] == ["dual, γ = 1, τ = 2", "primal, γ = 1, τ = 2"]
-    rows = figures.table("batch-size", [run("armijo-spl", batch_size=b) for b in (64, 1024)])
+    rows = figures.table(
+        figures.select("batch-size", [run("armijo-spl", batch_size=b) for b in (64, 1024)])
+    )
     assert [row["options"] for row in rows] == [f"batch size {b}, γ = 1, τ = 2" for b in (64, 1024)]

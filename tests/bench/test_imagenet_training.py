@@ -41,7 +41,7 @@ def test_real_steps(tmp_path, images, method, options):
     assert run.status == "finished" and run.meta["steps"] == 4
     assert run.meta["task"]["parameters"] == 11_689_512 - 998 * 513  # two classes, not a thousand
     last = run.metrics[-1]
-    assert last["refused"] == 0 and math.isfinite(last["test_loss"])
+    assert last["rejected"] == 0 and math.isfinite(last["test_loss"])
     assert last["train_loss"] != run.metrics[0]["train_loss"]
     if method == "spl":
         assert (last["jvps"], last["vjps"]) == (2 * 4, 3 * 4)

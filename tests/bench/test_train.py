@@ -16,9 +16,10 @@ import pytest
 
 from proxlin.bench import checkpoints, methods, records, storage, tasks
 from proxlin.bench.errors import StorageError, UsageError
-from proxlin.bench.methods import Report, Trainer
+from proxlin.bench.evaluation import evaluator
+from proxlin.bench.loop import Report, State, Trainer
 from proxlin.bench.records import Config
-from proxlin.bench.train import State, evaluator, train, with_defaults
+from proxlin.bench.train import train, with_defaults
 from tests.bench.toys import BATCH, STEPS, At
 
 HERE = pathlib.Path(__file__).parent / "toys.py"
@@ -32,10 +33,7 @@ def final_state(run):
     """The parameters and all else that the last checkpoint holds."""
     asked = Config(**run.config)
     task = tasks.load(asked.task)
-    params, stats = task.init(asked.seed)
-    like = State(
-        params, stats, methods.build(asked.method, task, asked.options).init(params, stats)
-    )
+    like = methods.build(asked.method, task, asked.options).init(*task.init(asked.seed))
     return checkpoints.restore(run.folder / "checkpoints", like).state
 
 
@@ -83,7 +81,7 @@ def test_the_order_is_that_of_the_seed_and_the_start_too(tmp_path):
 def test_evaluation_counts_each_example_once():
     task = tasks.load("digits-linear")
     params, stats = task.init(0)
-    loss, accuracy = evaluator(task)(params, stats, task.dataset.test.batches(125))
+    loss, accuracy = evaluator(task)(State(params, stats, ()), task.dataset.test.batches(125))
     outputs = task.network.predict(params, task.dataset.prepare(task.dataset.test.inputs), stats)
     values = task.loss.value(outputs, jnp.asarray(task.dataset.test.targets))
     assert len(values) == 450 and loss == pytest.approx(float(values.mean()), rel=1e-5)
@@ -224,7 +222,7 @@ def test_a_broken_record_is_named(tmp_path):
         records.load_run(run.folder)
 
 
-def test_a_folder_of_another_run_is_refused(tmp_path):
+def test_a_folder_of_another_run_is_rejected(tmp_path):
     run = train(config(), tmp_path)
     meta = json.loads((run.folder / "run.json").read_text())
     meta["config"]["seed"] = 5
@@ -233,7 +231,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
         train(config(), tmp_path, resume=True)
 
 
-def test_other_data_is_refused(tmp_path):
+def test_other_data_is_rejected(tmp_path):
     folder = stopped_run(tmp_path)
     meta = json.loads((folder / "run.json").read_text())
     meta["task"]["sha256"] = "0" * 64
@@ -292,11 +290,11 @@ def test_a_disk_that_fills_up_keeps_what_was_saved(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "method", ["armijo-spl", "spl", "model-step", "spl-adam", "adam", "momentum"]
 )
-def test_a_batch_with_nan_is_refused_and_named(tmp_path, method):
+def test_a_batch_with_nan_is_rejected_and_named(tmp_path, method):
     run = train(config(method, "one_bad_row", epochs=3), tmp_path)
     assert run.status == "finished"
-    assert run.metrics[-1]["refused"] == 3 == len(run.meta["refused_steps"])  # once in each epoch
-    epochs = [(step - 1) // STEPS for step in run.meta["refused_steps"]]
+    assert run.metrics[-1]["rejected"] == 3 == len(run.meta["rejected_steps"])  # once in each epoch
+    epochs = [(step - 1) // STEPS for step in run.meta["rejected_steps"]]
     assert epochs == [0, 1, 2]
     assert math.isfinite(run.metrics[-1]["test_loss"])
     for leaf in jax.tree.leaves(final_state(run).params):
@@ -307,7 +305,7 @@ def test_a_batch_with_nan_is_refused_and_named(tmp_path, method):
 def test_nothing_but_nan_is_divergence(tmp_path, method):
     run = train(config(method, "all_bad"), tmp_path)
     assert run.status == "diverged" and run.meta["steps"] == 5
-    assert "5 refused steps in a row" in run.meta["message"]
+    assert "5 rejected steps in a row" in run.meta["message"]
     assert np.isfinite(jax.tree.leaves(final_state(run).params)[0]).all()  # the last good ones
 
 
@@ -315,30 +313,36 @@ def fake(step):
     """A method that does as told."""
 
     def method(task):
-        return Trainer(lambda params, stats: jnp.zeros(()), step)
+        return Trainer(lambda params, stats: State(params, stats, jnp.zeros(())), step)
 
     return method
 
 
-def report(value=1.0, refused=False, finite=True):
+def report(value=1.0, rejected=False, finite=True):
     nan, none = np.float32(np.nan), np.int32(0)
-    return Report(np.float32(value), none, none, nan, nan, nan, np.bool_(refused), np.bool_(finite))
+    return Report(
+        value=np.float32(value),
+        jvps=none,
+        vjps=none,
+        eta=nan,
+        gamma=nan,
+        residual=nan,
+        rejected=np.bool_(rejected),
+        finite=np.bool_(finite),
+    )
 
 
 def test_no_step_found_is_a_stall(tmp_path, new_methods):
-    idle = lambda params, stats, state, inputs, targets: (
-        params,
-        stats,
-        state,
-        report(refused=True),
-    )
+    idle = lambda state, inputs, targets: (state, report(rejected=True))
     new_methods("idle", fake(idle))
     run = train(config("idle", epochs=9), tmp_path)
     assert run.status == "stalled" and run.meta["steps"] == 20
 
 
 def test_infinite_losses_end_a_run(tmp_path, new_methods):
-    leap = lambda params, stats, state, inputs, targets: (params * 1e38, stats, state, report())
+    def leap(state, inputs, targets):
+        return state._replace(params=state.params * 1e38), report()
+
     new_methods("leap", fake(leap))
     run = train(config("leap"), tmp_path)
     assert run.status == "diverged" and run.metrics[-1]["test_loss"] is None
@@ -350,11 +354,11 @@ def test_infinite_losses_end_a_run(tmp_path, new_methods):
 def test_memory_that_is_exhausted_is_a_status(tmp_path, new_methods, error):
     calls = []
 
-    def greedy(params, stats, state, inputs, targets):
+    def greedy(state, inputs, targets):
         calls.append(1)
         if len(calls) > 3:
             raise error
-        return params, stats, state, report()
+        return state, report()
 
     new_methods("greedy", fake(greedy))
     run = train(config("greedy"), tmp_path)
@@ -363,7 +367,7 @@ def test_memory_that_is_exhausted_is_a_status(tmp_path, new_methods, error):
 
 
 def test_memory_may_be_exhausted_by_the_first_step(tmp_path, new_methods):
-    def greedy(params, stats, state, inputs, targets):
+    def greedy(state, inputs, targets):
         raise MemoryError
 
     new_methods("greedy", fake(greedy))
@@ -372,7 +376,7 @@ def test_memory_may_be_exhausted_by_the_first_step(tmp_path, new_methods):
 
 
 def test_any_other_error_is_recorded_and_raised(tmp_path, new_methods):
-    def broken(params, stats, state, inputs, targets):
+    def broken(state, inputs, targets):
         raise ZeroDivisionError("of the user's")
 
     new_methods("broken", fake(broken))
@@ -412,7 +416,7 @@ def test_steps_are_limited(tmp_path):
         ({"task": "no_such_module:task"}, "there is no module"),
     ],
 )
-def test_bad_input_is_refused_before_any_work(tmp_path, change, message):
+def test_bad_input_is_rejected_before_any_work(tmp_path, change, message):
     with pytest.raises(UsageError, match=message):
         train(Config(**{**config().as_dict(), **change}), tmp_path)
     assert not list(tmp_path.iterdir())

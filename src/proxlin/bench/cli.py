@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -19,9 +18,10 @@ import proxlin
 from proxlin.bench import data as datasets
 from proxlin.bench import demo, figures, methods, records, report, sweep, tasks
 from proxlin.bench.data.places import cache
-from proxlin.bench.display import Bar, downloads, summary
+from proxlin.bench.display import Bar, downloads, failures, sentence
 from proxlin.bench.errors import BenchError, DataError, UsageError
 from proxlin.bench.records import Config, Run
+from proxlin.bench.status import RunStatus
 from proxlin.bench.train import CHECKPOINT_SECONDS
 from proxlin.bench.train import train as run_training
 
@@ -35,7 +35,6 @@ data_app = typer.Typer(help="Get data sets, and check them.", no_args_is_help=Tr
 app.add_typer(data_app, name="data")
 
 console = Console(stderr=True)
-FAILED = {"diverged": 4, "stalled": 4, "oom": 4, "budget": 0, "finished": 0}
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script to read.")]
 Out = Annotated[pathlib.Path, typer.Option(help="Folder of the records.")]
@@ -79,7 +78,7 @@ def train(
     task: Annotated[
         str, typer.Option(help="See `proxlin tasks`; or path/to/file.py:name.")
     ] = "digits-mlp",
-    method: Annotated[str, typer.Option(help="See `proxlin methods`.")] = "spl",
+    method: Annotated[str, typer.Option(help="See `proxlin methods`.")] = "auto",
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Of the method, as in -o gamma=0.1.")
     ] = None,
@@ -117,10 +116,10 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
         )
-        print(json.dumps(_brief(run)) if as_json else _sentence(run))
-        if run.status == "interrupted":
+        print(json.dumps(_brief(run)) if as_json else sentence(run))
+        if run.status is RunStatus.INTERRUPTED:
             raise typer.Exit(128 + run.meta["signal"])
-        raise typer.Exit(FAILED[run.status])
+        raise typer.Exit(run.status.exit_code)
 
 
 @app.command("sweep")
@@ -157,11 +156,11 @@ def run_sweep(
         if as_json:
             print(json.dumps([_brief(run) for run in runs]))
         else:
-            ended = f"{len(runs)} of {len(configs)} runs have ended{_failures(runs)}"
+            ended = f"{len(runs)} of {len(configs)} runs have ended{failures(runs)}"
             print(f"{ended}; `proxlin figure {name}` draws them")
         # A stepsize that diverges is a result; a run that found no memory is missing one.
-        too_large = any(run.status == "oom" for run in runs)
-        raise typer.Exit(1 if missing else FAILED["oom"] if too_large else 0)
+        too_large = any(run.status is RunStatus.OOM for run in runs)
+        raise typer.Exit(1 if missing else RunStatus.OOM.exit_code if too_large else 0)
 
 
 @app.command("figure")
@@ -181,8 +180,9 @@ def draw_figure(
     with _errors():
         path = out or pathlib.Path(f"{name}.svg")
         found = _runs_of(of or name, runs, scale)
-        figures.draw(name, found, path, scale)
-        rows = figures.table(name, found)
+        selection = figures.select(name, found)
+        figures.draw(selection, path, scale)
+        rows = figures.table(selection)
         print(json.dumps(rows) if as_json else f"wrote {path} from {len(found)} runs")
 
 
@@ -294,21 +294,6 @@ def _runs_of(name: str, root: pathlib.Path, scale: str) -> list[Run]:
 def _brief(run: Run) -> dict[str, Any]:
     last = run.metrics[-1] if run.metrics else {}
     return {"folder": str(run.folder), "status": run.status, **run.config, "last": last}
-
-
-def _failures(runs: list[Run]) -> str:
-    counts = Counter(run.status for run in runs if FAILED[run.status])
-    return "".join(f", {count} {status}" for status, count in counts.items())
-
-
-def _sentence(run: Run) -> str:
-    if not run.metrics:  # e.g. when the first step was too large for the memory
-        return f"{run.status}: {run.meta['message']}; recorded in {run.folder}"
-    last = run.metrics[-1]
-    return (
-        f"{run.status} after {last['step']} steps and {last['seconds']:.1f} s: {summary(last)}; "
-        f"recorded in {run.folder}"
-    )
 
 
 if __name__ == "__main__":

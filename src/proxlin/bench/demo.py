@@ -50,10 +50,11 @@ def run(epochs: int, seeds: Sequence[int], out: pathlib.Path, console: Console) 
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         runs = _compare(epochs, seeds, pathlib.Path(folder), console)
-    figures.draw("comparison", runs, out / "demo.png", "demo")
+    selection = figures.select("comparison", runs)
+    figures.draw(selection, out / "demo.png", "demo")
     record = ",\n".join(json.dumps({**run.meta, "metrics": run.metrics}) for run in runs)
     storage.write_atomically(out / "demo.json", f"[\n{record}\n]\n")
-    console.print(_table(runs))
+    console.print(_table(selection))
     console.print(_remark(runs))
     console.print(
         f"{time.perf_counter() - start:.0f} seconds in all; figure and record: "
@@ -81,15 +82,16 @@ def _compare(
     return runs
 
 
-def _table(runs: Sequence[Run]) -> Table:
+def _table(selection: figures.Selection) -> Table:
     """The end of training in one row for each setting."""
+    runs = selection.runs
     seeds = sorted({run.config["seed"] for run in runs})
     title = f"Digits of scikit-learn, perceptron, batch {runs[0].config['batch_size']}\n"
     title += f"medians over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     grid = Table(title=title)
     for name in COLUMNS:
         grid.add_column(name, justify="left" if name in COLUMNS[:2] else "right")
-    for row in figures.table("comparison", runs):
+    for row in figures.table(selection):
         cells = dict(zip(figures.HEADINGS, figures.cells(row), strict=True))
         grid.add_row(*(cells[name] for name in COLUMNS))
     return grid

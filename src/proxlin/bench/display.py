@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from proxlin.bench.records import Config
+from proxlin.bench.records import Config, Run
+from proxlin.bench.status import RunStatus
 from proxlin.bench.train import Watch
 
 
@@ -68,11 +70,11 @@ class Bar(Watch):
             epoch = f"epoch {line['epoch']:.2f}, {line['seconds']:.1f} s"
             self._console.print(f"{self._label}: {epoch}, {losses}", soft_wrap=True, markup=False)
 
-    def ended(self, status: str, message: str) -> None:
+    def ended(self, status: RunStatus, message: str) -> None:
         """Leaves a last line."""
         if self._progress:
             self._progress.stop()
-        if status != "finished":
+        if status is not RunStatus.FINISHED:
             text = f"{self._label}: {status}" + (f", {message}" if message else "")
             self._console.print(text, soft_wrap=True, markup=False)
 
@@ -102,3 +104,20 @@ def summary(line: Mapping[str, Any]) -> str:
     loss, accuracy = line["test_loss"], line["test_accuracy"]
     text = "test loss not finite" if loss is None else f"test loss {loss:.4g}"
     return text if accuracy is None else f"{text}, test accuracy {100 * accuracy:.1f} %"
+
+
+def sentence(run: Run) -> str:
+    """How a run ended, with its last numbers, and where it is recorded."""
+    if not run.metrics:  # e.g. when the first step was too large for the memory
+        return f"{run.status}: {run.meta['message']}; recorded in {run.folder}"
+    last = run.metrics[-1]
+    return (
+        f"{run.status} after {last['step']} steps and {last['seconds']:.1f} s: {summary(last)}; "
+        f"recorded in {run.folder}"
+    )
+
+
+def failures(runs: Sequence[Run]) -> str:
+    """How many runs failed, and how: ``", 2 diverged"``."""
+    counts = Counter(run.status for run in runs if not run.status.succeeded)
+    return "".join(f", {count} {status}" for status, count in counts.items())

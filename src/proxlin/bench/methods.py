@@ -1,16 +1,15 @@
 """The methods by name: ours, Optax's, and the rivals of the paper.
 
-A method is a function of a task and of options with defaults; it returns a :class:`Trainer`.
+A method is a function of a task and of options with defaults; it returns a
+:class:`proxlin.bench.loop.Trainer`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import types
-import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,54 +19,13 @@ from jaxtyping import Array, Float
 
 import proxlin
 from proxlin.bench.errors import UsageError
+from proxlin.bench.loop import Report, State, Trainer
+from proxlin.bench.options import read
 from proxlin.bench.rivals.shampoo import shampoo as shampoo_of
 from proxlin.bench.tasks import Task
-from proxlin.optimizer import ProxLinearState
-from proxlin.solvers import Status
-from proxlin.steps import StepRule
+from proxlin.extend import StepRule
 
 SUBPROBLEMS = {"dual": proxlin.dual_quadratic, "primal": proxlin.primal_quadratic}
-
-
-class Report(NamedTuple):
-    """What a step tells, as scalars; NaN where a method has no such number.
-
-    Attributes:
-        value: the loss of the batch before the step.
-        jvps: Jacobian-vector products.
-        vjps: vector-Jacobian products.
-        eta: the stepsize found by a step rule.
-        gamma: the regularization of the subproblem.
-        residual: of the inner solver, before its last step.
-        refused: whether the parameters stayed as they were.
-        finite: whether all that was computed is finite.
-    """
-
-    value: Array
-    jvps: Array
-    vjps: Array
-    eta: Array
-    gamma: Array
-    residual: Array
-    refused: Array
-    finite: Array
-
-
-class Step(Protocol):
-    """``(params, stats, state, inputs, targets) -> (params, stats, state, report)``."""
-
-    def __call__(
-        self, params: Any, stats: Any, state: Any, inputs: Any, targets: Any
-    ) -> tuple[Any, Any, Any, Report]:
-        """One step."""
-        ...
-
-
-class Trainer(NamedTuple):
-    """A method at work on a task: pure functions, and a state that is a pytree of arrays."""
-
-    init: Callable[[Any, Any], Any]  # (params, stats) -> state
-    step: Step
 
 
 # ---- ours --------------------------------------------------------------------------------------
@@ -84,7 +42,7 @@ def _by(rule: Callable[[float], StepRule], what: str) -> Callable[..., Trainer]:
         subproblem: str = "dual",
         curvature_size: int | None = None,
     ) -> Trainer:
-        return _prox_linear(
+        return trainer_of(
             task,
             proxlin.prox_linear(
                 task.network.apply,
@@ -104,7 +62,7 @@ def _by(rule: Callable[[float], StepRule], what: str) -> Callable[..., Trainer]:
 def auto(task: Task) -> Trainer:
     """Prox-linear steps with nothing to tune: sub-sampled curvature, metric, momentum, gamma."""
     model, loss = task.network.apply, task.loss
-    return _prox_linear(task, proxlin.auto(model, loss, has_aux=True, init_aux=()))
+    return trainer_of(task, proxlin.auto(model, loss, has_aux=True, init_aux=()))
 
 
 def _inside(
@@ -120,7 +78,7 @@ def _inside(
         inner: int = 2,
         subproblem: str = "dual",
     ) -> Trainer:
-        return _prox_linear(
+        return trainer_of(
             task,
             proxlin.direction_as_gradient(
                 task.network.apply,
@@ -143,31 +101,36 @@ def _options(inner: int, subproblem: str) -> dict[str, Any]:
     return {"subproblem": SUBPROBLEMS[subproblem], "solver": proxlin.CG(inner)}
 
 
-def _prox_linear(task: Task, optimizer: optax.GradientTransformationExtraArgs) -> Trainer:
-    def init(params: Any, stats: Any) -> ProxLinearState:
-        return optimizer.init(params)._replace(aux=stats)
+def trainer_of(task: Task, optimizer: optax.GradientTransformationExtraArgs) -> Trainer:
+    """The trainer of a prox-linear method, made with ``has_aux=True`` and ``init_aux=()``."""
+
+    def init(params: Any, stats: Any) -> State:
+        return State(params, stats, optimizer.init(params))
 
     @jax.jit
-    def step(params: Any, stats: Any, state: Any, inputs: Any, targets: Any) -> Any:
-        updates, new = optimizer.update(
+    def step(state: State, inputs: Any, targets: Any) -> tuple[State, Report]:
+        # Statistics are kept once, in the state of the bench: the method has them for this step.
+        before = state.method._replace(aux=state.stats)
+        updates, after = optimizer.update(
             None,
-            state,
-            params,
+            before,
+            state.params,
             inputs=task.dataset.prepare(inputs),
             targets=targets,
-            args=(stats,),
+            args=(state.stats,),
         )
         report = Report(
-            value=new.info.value,
-            jvps=new.info.jvps,
-            vjps=new.info.vjps,
-            eta=new.eta,
-            gamma=new.gamma,
-            residual=new.info.residual,
-            refused=new.refused > state.refused,
-            finite=new.info.status != Status.NON_FINITE,
+            value=after.info.value,
+            jvps=after.info.jvps,
+            vjps=after.info.vjps,
+            eta=after.eta,
+            gamma=after.gamma,
+            residual=after.info.residual,
+            rejected=after.rejected > before.rejected,
+            finite=after.info.status != proxlin.Status.NON_FINITE,
         )
-        return optax.apply_updates(params, updates), new.aux, new, report
+        params = optax.apply_updates(state.params, updates)
+        return State(params, after.aux, after._replace(aux=())), report
 
     return Trainer(init, step)
 
@@ -202,13 +165,13 @@ def kfac(task: Task, *, stepsize: float = 0.01, damping: float = 1e-3) -> Traine
     inner = rival.kfac(
         task.network, task.loss, task.dataset.shape, stepsize=stepsize, damping=damping
     )
-    prepare, refuse = jax.jit(task.dataset.prepare), jax.jit(_refuse_if_not_finite)
+    prepare, reject = jax.jit(task.dataset.prepare), jax.jit(_reject_if_not_finite)
 
-    def step(params: Any, stats: Any, state: Any, inputs: Any, targets: Any) -> Any:
-        *new, info = inner.step(params, stats, state, prepare(inputs), jnp.asarray(targets))
-        return refuse(info["value"], tuple(new), (params, stats, state))
+    def step(state: State, inputs: Any, targets: Any) -> tuple[State, Report]:
+        *new, info = inner.step(*state, prepare(inputs), jnp.asarray(targets))
+        return reject(info["value"], State(*new), state)
 
-    return Trainer(inner.init, step)
+    return Trainer(lambda params, stats: State(params, stats, inner.init(params, stats)), step)
 
 
 def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
@@ -216,30 +179,44 @@ def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
     extended = optax.with_extra_args_support(optimizer)
 
     @jax.jit
-    def step(params: Any, stats: Any, state: Any, inputs: Any, targets: Any) -> Any:
+    def step(state: State, inputs: Any, targets: Any) -> tuple[State, Report]:
         inputs = task.dataset.prepare(inputs)
 
         def objective(params: Any) -> tuple[Float[Array, ""], Any]:
-            outputs, new_stats = task.network.apply(params, inputs, stats)
-            return jnp.mean(task.loss.value(outputs, targets)), new_stats
+            outputs, stats = task.network.apply(params, inputs, state.stats)
+            return jnp.mean(task.loss.value(outputs, targets)), stats
 
-        (value, new_stats), grad = jax.value_and_grad(objective, has_aux=True)(params)
-        updates, new_state = extended.update(
-            grad, state, params, value=value, grad=grad, value_fn=lambda w: objective(w)[0]
+        (value, stats), grad = jax.value_and_grad(objective, has_aux=True)(state.params)
+        updates, method = extended.update(
+            grad,
+            state.method,
+            state.params,
+            value=value,
+            grad=grad,
+            value_fn=lambda w: objective(w)[0],
         )
-        new = (optax.apply_updates(params, updates), new_stats, new_state)
-        return _refuse_if_not_finite(value, new, (params, stats, state))
+        new = State(optax.apply_updates(state.params, updates), stats, method)
+        return _reject_if_not_finite(value, new, state)
 
-    return Trainer(lambda params, stats: extended.init(params), step)
+    return Trainer(lambda params, stats: State(params, stats, extended.init(params)), step)
 
 
-def _refuse_if_not_finite(value: Array, new: tuple[Any, ...], old: tuple[Any, ...]) -> Any:
-    """The step of a gradient method, refused as ours refuse it: all stays as it was."""
-    finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(new[0]))
+def _reject_if_not_finite(value: Array, new: State, old: State) -> tuple[State, Report]:
+    """The step of a gradient method, rejected as ours reject it: all stays as it was."""
+    finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(new.params))
     kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     none, nan = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
-    report = Report(value, none, none + 1, nan, nan, nan, ~finite, finite)
-    return (*kept, report)
+    report = Report(
+        value=value,
+        jvps=none,
+        vjps=none + 1,
+        eta=nan,
+        gamma=nan,
+        residual=nan,
+        rejected=~finite,
+        finite=finite,
+    )
+    return kept, report
 
 
 # ---- by name -----------------------------------------------------------------------------------
@@ -302,7 +279,7 @@ def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in given:
         if key not in known:
             raise UsageError(f"method {name!r} has no option {key!r}; it has {', '.join(known)}")
-    return {key: _read(name, p, given.get(key, p.default)) for key, p in known.items()}
+    return {key: read(name, p, given.get(key, p.default)) for key, p in known.items()}
 
 
 def build(name: str, task: Task, options: Mapping[str, Any]) -> Trainer:
@@ -313,20 +290,3 @@ def build(name: str, task: Task, options: Mapping[str, Any]) -> Trainer:
 @functools.lru_cache(maxsize=1)  # runs that differ in their seeds share what is compiled
 def _build(name: str, task: Task, options: tuple[tuple[str, Any], ...]) -> Trainer:
     return METHODS[name](task, **dict(options))
-
-
-def _read(method: str, option: inspect.Parameter, value: Any) -> Any:
-    union = isinstance(option.annotation, types.UnionType)
-    kinds = typing.get_args(option.annotation) if union else (option.annotation,)
-    if value is None or value == "none":
-        if types.NoneType in kinds:
-            return None
-    else:
-        try:
-            return kinds[0](value)
-        except (TypeError, ValueError):
-            pass
-    raise UsageError(
-        f"option {option.name} of method {method!r} must be of type {kinds[0].__name__}, "
-        f"got {value!r}"
-    )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxlin.bench.errors import StorageError, UsageError
+from proxlin.bench.status import RunStatus
 from proxlin.bench.storage import explained, write_atomically
 
 FORMAT = 1
@@ -97,9 +98,9 @@ class Run:
         return self.meta["config"]
 
     @property
-    def status(self) -> str:
+    def status(self) -> RunStatus:
         """How the run ended."""
-        return self.meta["status"]
+        return RunStatus(self.meta["status"])
 
 
 def write_run(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
@@ -150,6 +151,7 @@ def load_run(folder: pathlib.Path) -> Run:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         complete = {"format", "config", "hash", "status", "task", "environment"} <= set(meta)
+        complete = complete and meta["status"] in {*RunStatus}
     except (OSError, ValueError, TypeError) as error:
         raise StorageError(
             f"{path} cannot be read ({error}); delete the folder to run it again"

@@ -15,7 +15,7 @@ from typing import Any
 
 from proxlin.bench import figures
 from proxlin.bench.errors import UsageError
-from proxlin.bench.figures import FIGURES, HEADINGS, Row
+from proxlin.bench.figures import FIGURES, HEADINGS, Row, Selection
 from proxlin.bench.records import Run
 from proxlin.bench.storage import explained, write_atomically
 
@@ -46,24 +46,25 @@ def write_report(
 
 def page(figure_runs: Mapping[str, Sequence[Run]], runs: Sequence[Run], scale: str) -> str:
     """The page as text, see :func:`write_report`."""
-    drawn = {
-        name: shown
+    drawn = [
+        figures.select(name, given)
         for name, given in figure_runs.items()
-        if (shown := [run for run in given if figures.spec_of(name).matches(run)])
-    }
-    listed = [*(run for shown in drawn.values() for run in shown), *runs]
+        if any(map(figures.spec_of(name).matches, given))
+    ]
+    listed = [*(run for selection in drawn for run in selection.runs), *runs]
     everything = list({run.meta["hash"]: run for run in listed}.values())
     if not everything:
         raise UsageError(
             "there are no runs to report: `proxlin sweep` or `proxlin train` makes some"
         )
     size = "the paper's scale" if scale == "paper" else f"reduced scale ({scale})"
-    links = [(name, FIGURES[name].title) for name in drawn]
+    links = [(selection.name, selection.spec.title) for selection in drawn]
+    there = {name for name, _ in links}
     body = [
         f"<h1>Figures of the paper, {_text(size)}</h1>",
-        _summary(everything, [name for name in FIGURES if name not in drawn]),
+        _summary(everything, [name for name in FIGURES if name not in there]),
         _contents([*links, ("environment", "Environment"), ("runs", "All runs")]),
-        *(_figure(name, shown, scale) for name, shown in drawn.items()),
+        *(_figure(selection, scale) for selection in drawn),
         _environments(everything),
         _runs(everything),
     ]
@@ -88,18 +89,16 @@ def _contents(links: Iterable[tuple[str, str]]) -> str:
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
 
-def _figure(name: str, runs: Sequence[Run], scale: str) -> str:
+def _figure(selection: Selection, scale: str) -> str:
     """A heading, the picture, the best settings, and all settings behind a click."""
-    title = FIGURES[name].title
-    setting = figures.setting_of(runs, scale)
-    words = " ".join(
-        [f"{title}.", f"{setting}.", figures.caption(name, figures.select(name, runs))]
-    )
-    rows = figures.table(name, runs)
+    name, title = selection.name, selection.spec.title
+    setting = figures.setting_of(selection, scale)
+    words = " ".join([f"{title}.", f"{setting}.", figures.caption(selection)])
+    rows = figures.table(selection)
     best = [row for row in rows if row["best"]]
     parts = [
         f'<section aria-labelledby="{name}"><h2 id="{name}">{_text(title)}</h2>',
-        f'<div class="card">{_inline(name, figures.svg(name, runs, scale), words)}</div>',
+        f'<div class="card">{_inline(name, figures.svg(selection, scale), words)}</div>',
         _settings("Medians over the seeds at the end of training, for the best settings", best),
     ]
     if len(rows) > len(best):

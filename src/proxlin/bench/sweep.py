@@ -32,7 +32,8 @@ from proxlin.bench.errors import (
 )
 from proxlin.bench.records import Config, Run
 from proxlin.bench.signals import Signals
-from proxlin.bench.train import ENDED, Watch, train, with_defaults
+from proxlin.bench.status import RunStatus
+from proxlin.bench.train import Watch, train, with_defaults
 
 SCALES = ("smoke", "small", "paper")
 _KEYS = {field.name for field in dataclasses.fields(Config)} - {"method", "options"}
@@ -152,14 +153,14 @@ def run(
             continue
         done = find([config], root)
         tell(f"{label}: {done[0].status if done else 'not finished'}")
-        if done and done[0].status == "interrupted":
+        if done and done[0].status is RunStatus.INTERRUPTED:
             raise Interrupted(done[0].meta["signal"])
-    return [r for r in find(configs, root) if r.status in ENDED]
+    return [r for r in find(configs, root) if r.status.ended]
 
 
 def finished(config: Config, root: pathlib.Path) -> bool:
     """Whether a run has ended before."""
-    return any(run.status in ENDED for run in find([config], root))
+    return any(run.status.ended for run in find([config], root))
 
 
 def find(configs: Sequence[Config], root: pathlib.Path) -> list[Run]:
@@ -223,12 +224,13 @@ def _killed(config: Config, root: pathlib.Path, number: int, *, oom: bool) -> No
     """Writes the record for a process that could not; without ``oom`` the run can be resumed."""
     end = ", out of memory; take a smaller batch_size" if oom else "; go on with the same command"
     message = f"killed by signal {number}{end}"
-    change = {"status": "oom" if oom else "killed", "message": message, "signal": number}
+    status = RunStatus.OOM if oom else RunStatus.KILLED
+    change = {"status": status, "message": message, "signal": number}
     folder = config.folder(root)
     # Another process that shares the root may have taken the run up already.
     with storage.lock(folder) if folder.exists() else contextlib.nullcontext():
         for run in find([config], root):
-            if run.status in ENDED:  # before the signal came
+            if run.status.ended:  # before the signal came
                 return
             records.write_run(folder, {**run.meta, **change})
     raise KilledError(message)

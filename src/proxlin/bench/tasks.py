@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from proxlin import BinaryLogistic, Logistic, Loss
 from proxlin.bench import data, models
 from proxlin.bench.errors import UsageError
 from proxlin.bench.models.network import Network, stateless
-from proxlin.losses import BinaryLogistic, Logistic, Loss
 
 NETWORKS: Mapping[str, Callable[..., Network]] = {
     "linear": models.linear,

@@ -2,13 +2,15 @@
 
 A figure is a :class:`Spec` in :data:`FIGURES`: how its runs fall into panels, curves and settings.
 Settings are searched: the best one is drawn in full color, the two next best ones faint, and
-:func:`table` lists all of them.
+:func:`table` lists all of them. :func:`select` sorts the runs once, and all else takes what it
+returns.
 """
 
-from proxlin.bench.figures.drawing import caption, draw, figure, setting_of, svg
-from proxlin.bench.figures.selection import Curve, Panel, Setting, missing, select, spec_of
+from proxlin.bench.figures.drawing import draw, figure, svg
+from proxlin.bench.figures.selection import Curve, Panel, Selection, Setting, select, spec_of
 from proxlin.bench.figures.specs import FIGURES, Spec
 from proxlin.bench.figures.tables import HEADINGS, Row, cells, table
+from proxlin.bench.figures.words import caption, setting_of
 
 __all__ = [
     "FIGURES",
@@ -16,13 +18,13 @@ __all__ = [
     "Curve",
     "Panel",
     "Row",
+    "Selection",
     "Setting",
     "Spec",
     "caption",
     "cells",
     "draw",
     "figure",
-    "missing",
     "select",
     "setting_of",
     "spec_of",

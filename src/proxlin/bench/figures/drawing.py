@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxlin.bench.errors import UsageError
-from proxlin.bench.figures.selection import Panel, Setting, missing, panel_title, select, spec_of
+from proxlin.bench.figures.selection import Panel, Selection, Setting
 from proxlin.bench.figures.specs import STYLES, Spec, Style
+from proxlin.bench.figures.words import SHOWN, caption, setting_of, shown
 from proxlin.bench.records import Run
 from proxlin.bench.storage import explained
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-SHOWN = 3  # settings of a curve: the best one, and faintly the two next best ones
 DASHES = ("-", "--", "-.", ":")
 _DATES: dict[str, dict[str, Any]] = {
     ".svg": {"Date": None},
@@ -38,33 +38,32 @@ LABELS = {
 Limits = dict[str, tuple[float, float]]
 
 
-def draw(name: str, runs: Sequence[Run], path: pathlib.Path, scale: str) -> None:
+def draw(selection: Selection, path: pathlib.Path, scale: str) -> None:
     """Draws a figure into a file, the same one for the same runs.
 
     Args:
-        name: a key of :data:`FIGURES`.
-        runs: in any order; those that the figure does not show are left out.
+        selection: the runs of the figure, sorted.
         path: the file, with the suffix ``.svg``, ``.png`` or ``.pdf``.
         scale: of the experiments; the title says "reduced scale" for all but ``"paper"``.
 
     Raises:
-        UsageError: if there is no such figure, no run for it, or for another suffix.
+        UsageError: for another suffix.
         StorageError: if the file cannot be written.
     """
     if path.suffix not in _DATES:
         raise UsageError(
             f"a figure cannot be written to {path.name}: let the name end in {', '.join(_DATES)}"
         )
-    drawn = figure(name, runs, scale)
+    drawn = figure(selection, scale)
     with explained(path.parent, 1_000_000):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _save(drawn, path, path.suffix, salt=name)
+        _save(drawn, path, path.suffix, salt=selection.name)
 
 
-def svg(name: str, runs: Sequence[Run], scale: str) -> str:
+def svg(selection: Selection, scale: str) -> str:
     """Draws a figure as text, see :func:`draw`."""
     stream = io.StringIO()
-    _save(figure(name, runs, scale), stream, ".svg", salt=name)
+    _save(figure(selection, scale), stream, ".svg", salt=selection.name)
     return stream.getvalue()
 
 
@@ -76,102 +75,40 @@ def _save(drawn: Figure, target: pathlib.Path | io.StringIO, suffix: str, salt: 
         drawn.savefig(target, format=suffix[1:], metadata=_DATES[suffix])
 
 
-def figure(name: str, runs: Sequence[Run], scale: str) -> Figure:
+def figure(selection: Selection, scale: str) -> Figure:
     """Builds a figure: panels below each other, each with metrics against epochs and seconds.
 
     Args:
-        name: a key of :data:`FIGURES`.
-        runs: in any order; those that the figure does not show are left out.
+        selection: the runs of the figure, sorted.
         scale: of the experiments.
 
     Returns:
         The figure; its subfigures are the panels.
-
-    Raises:
-        UsageError: if there is no such figure, or no run for it.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    spec, panels = spec_of(name), select(name, runs)
-    shown = [run for panel in panels for setting in panel.settings for run in setting.runs]
-    metrics = _metrics(spec, shown)
+    spec, panels = selection.spec, selection.panels
+    metrics = _metrics(spec, selection.runs)
     limits = {metric: _limits(panels, metric) for metric in metrics}
     styles = _styles(spec, panels)
     single = len(panels) == 1
     width, height = (9.0, 7.0) if single else (10.5, 2.9 * len(panels) + 1.1)
     drawn = Figure(figsize=(width, height), dpi=120, layout=ConstrainedLayoutEngine(wspace=0.04))
-    setting = textwrap.fill(setting_of(shown, scale), int(13 * width))
+    setting = textwrap.fill(setting_of(selection, scale), int(13 * width))
     # Names are not mathematics: a dollar is a dollar.
     drawn.suptitle(f"{spec.title}\n{setting}", fontsize=11, parse_math=False)
-    words = textwrap.fill(caption(name, panels), int(16 * width))
+    words = textwrap.fill(caption(selection), int(16 * width))
     drawn.supxlabel(words, x=0.01, ha="left", fontsize=8, parse_math=False)
     rows = drawn.subfigures(len(panels), squeeze=False)[:, 0]
     for part, panel in zip(rows, panels, strict=True):
-        title = panel_title(spec, panel.key, panels)
+        title = selection.title_of(panel.key)
         part.suptitle(title, fontsize=10, weight="bold", parse_math=False)
         _draw_panel(part, panel, spec, metrics, limits, styles, stacked=single)
     return drawn
 
 
-# ---- words -------------------------------------------------------------------------------------
-
-
-def setting_of(runs: Sequence[Run], scale: str) -> str:
-    """Data, network, batch size, epochs, seeds and scale in one line."""
-    every = lambda key: sorted({run.config[key] for run in runs})
-    epochs, seeds = every("epochs"), every("seed")
-    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"median and range of seeds {_list(seeds)}"
-    return "; ".join(
-        [
-            _tasks(runs),
-            f"batch size {_list(every('batch_size'))}",
-            f"{_list(epochs)} {'epoch' if epochs == [1] else 'epochs'}",
-            which,
-            "the paper's scale" if scale == "paper" else f"reduced scale ({scale})",
-        ]
-    )
-
-
-def _tasks(runs: Sequence[Run]) -> str:
-    """Data and networks."""
-    pairs = sorted({(run.meta["task"]["dataset"], run.config["task"]) for run in runs})
-    networks = [task.removeprefix(f"{dataset}-") for dataset, task in pairs]
-    together = lambda words: " and ".join(dict.fromkeys(words))
-    return f"{together(dataset for dataset, _ in pairs)}, {together(networks)}"
-
-
-def _list(numbers: Sequence[float]) -> str:
-    return ", ".join(f"{number:g}" for number in numbers)
-
-
-def caption(name: str, panels: Sequence[Panel]) -> str:
-    """How to read the lines, and which of the figure's curves have no runs."""
-    settings = _shown(panels)
-    curves = [curve for panel in panels for curve in panel.curves]
-    sentences = []
-    if any(len(curve.settings) > 1 for curve in curves):
-        classes = any(setting.final("test_accuracy") is not None for setting in settings)
-        by = "accuracy" if classes else "loss"
-        sentences.append(
-            f"Full color: the best setting by final test {by}; faint: the two next best."
-        )
-    if any(setting.trouble for setting in settings):
-        sentences.append("×: where a run ended that diverged or did not finish.")
-    runs = [run for setting in settings for run in setting.runs]
-    part = {n for run in runs if (n := run.config["train_examples"]) < run.meta["task"]["train"]}
-    if part:
-        sentences.append(f"Training loss: of the first {min(part):,} examples.")
-    if absent := missing(name, panels):
-        sentences.append(f"No runs: {'; '.join(absent)}.")
-    return " ".join(sentences)
-
-
 # ---- axes --------------------------------------------------------------------------------------
-
-
-def _shown(panels: Sequence[Panel]) -> list[Setting]:
-    return [s for panel in panels for curve in panel.curves for s in curve.settings[:SHOWN]]
 
 
 def _metrics(spec: Spec, runs: Sequence[Run]) -> list[str]:
@@ -183,7 +120,7 @@ def _metrics(spec: Spec, runs: Sequence[Run]) -> list[str]:
 
 def _limits(panels: Sequence[Panel], metric: str) -> tuple[float, float]:
     """One range for all panels, to compare them: that of the settings that did not diverge."""
-    settings = _shown(panels)
+    settings = shown(panels)
     sound = [setting for setting in settings if not setting.trouble] or settings
     bands = [band for s in sound if (band := s.band(metric, "epoch")).x.size]
     if not bands:

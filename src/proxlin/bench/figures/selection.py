@@ -22,10 +22,11 @@ from proxlin.bench.figures.specs import (
     value_of,
 )
 from proxlin.bench.records import Run
+from proxlin.bench.status import RunStatus
 
 Numbers = Float[np.ndarray, " points"]
 
-_ENDS = {"oom": "out of memory"}  # where a status does not speak for itself
+_ENDS = {RunStatus.OOM: "out of memory"}  # where a status does not speak for itself
 
 
 class Band(NamedTuple):
@@ -140,16 +141,65 @@ class Panel(NamedTuple):
         return [setting for curve in self.curves for setting in curve.settings]
 
 
+class Selection(NamedTuple):
+    """The runs of a figure, sorted: all that drawings, captions and tables are made from.
+
+    Attributes:
+        name: a key of :data:`FIGURES`.
+        spec: what the figure shows.
+        panels: in their order.
+    """
+
+    name: str
+    spec: Spec
+    panels: tuple[Panel, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, drawn or not."""
+        settings = (setting for panel in self.panels for setting in panel.settings)
+        return [run for setting in settings for run in setting.runs]
+
+    def title_of(self, panel: tuple[Any, ...]) -> str:
+        """Names a panel, by its key, after what the title of the figure does not say."""
+        varies = [len({p.key[i] for p in self.panels}) > 1 for i in range(len(panel))]
+        parts = [
+            describe(name, value)
+            for name, value, various in zip(self.spec.panel_keys, panel, varies, strict=True)
+            if various or name not in ("task", "batch_size")
+        ]
+        return ", ".join(parts)
+
+    def missing(self) -> list[str]:
+        """Panels that the paper has, and curves that it or another panel has, without runs."""
+        absent = []
+        if self.spec.panels:
+            for prefix in dict.fromkeys(panel.key[:-1] for panel in self.panels):
+                there = {panel.key[-1] for panel in self.panels if panel.key[:-1] == prefix}
+                keys = [(*prefix, value) for value in self.spec.panels if value not in there]
+                absent += [self.title_of(key) for key in keys]
+        expected = [(value,) for value in self.spec.curves]
+        found = (curve.key for panel in self.panels for curve in panel.curves)
+        curves = dict.fromkeys([*expected, *found])
+        for panel in self.panels:
+            there = {curve.key for curve in panel.curves}
+            where = self.title_of(panel.key)
+            for key in (key for key in curves if key not in there):
+                what = ", ".join(map(describe, self.spec.curve_by, key))
+                absent.append(f"{what} ({where})" if where else what)
+        return absent
+
+
 def trouble_of(run: Run) -> str:
     """What went wrong with a run; empty if nothing did.
 
     A run has diverged as well if its training loss is above the first one at the end.
     """
-    if run.status not in ("finished", "budget"):
-        return _ENDS.get(run.status, run.status)
+    if not run.status.succeeded:
+        return _ENDS.get(run.status, run.status.value)
     losses = [line["train_loss"] for line in run.metrics]
     sound = losses and None not in (losses[0], losses[-1]) and losses[-1] <= losses[0]
-    return "" if sound else "diverged"
+    return "" if sound else RunStatus.DIVERGED.value
 
 
 def spec_of(name: str) -> Spec:
@@ -163,7 +213,7 @@ def spec_of(name: str) -> Spec:
     return FIGURES[name]
 
 
-def select(name: str, runs: Iterable[Run]) -> list[Panel]:
+def select(name: str, runs: Iterable[Run]) -> Selection:
     """Sorts runs into the panels of a figure, their curves, and settings from best to worst.
 
     Args:
@@ -184,46 +234,11 @@ def select(name: str, runs: Iterable[Run]) -> list[Panel]:
             "run its sweep first"
         )
     panels = _group(shown, spec.panel_keys, spec.panels)
-    return [Panel(key, _curves(members, spec)) for key, members in panels]
-
-
-def missing(name: str, panels: Sequence[Panel]) -> list[str]:
-    """Panels and curves of a figure that have no runs.
-
-    Args:
-        name: a key of :data:`FIGURES`.
-        panels: what :func:`select` made of its runs.
-
-    Returns:
-        One text for each: panels that the paper has, curves that it or another panel has.
-    """
-    spec = spec_of(name)
-    absent = []
-    if spec.panels:
-        for prefix in dict.fromkeys(panel.key[:-1] for panel in panels):
-            there = {panel.key[-1] for panel in panels if panel.key[:-1] == prefix}
-            keys = [(*prefix, value) for value in spec.panels if value not in there]
-            absent += [panel_title(spec, key, panels) for key in keys]
-    expected = [(value,) for value in spec.curves]
-    curves = dict.fromkeys([*expected, *(curve.key for panel in panels for curve in panel.curves)])
-    for panel in panels:
-        there = {curve.key for curve in panel.curves}
-        where = panel_title(spec, panel.key, panels)
-        for key in (key for key in curves if key not in there):
-            what = ", ".join(map(describe, spec.curve_by, key))
-            absent.append(f"{what} ({where})" if where else what)
-    return absent
-
-
-def panel_title(spec: Spec, key: tuple[Any, ...], panels: Sequence[Panel]) -> str:
-    """Names a panel by what the title of the figure does not say of it."""
-    varies = [len({panel.key[i] for panel in panels}) > 1 for i in range(len(key))]
-    parts = [
-        describe(name, value)
-        for name, value, various in zip(spec.panel_keys, key, varies, strict=True)
-        if various or name not in ("task", "batch_size")
-    ]
-    return ", ".join(parts)
+    return Selection(
+        name=name,
+        spec=spec,
+        panels=tuple(Panel(key, _curves(members, spec)) for key, members in panels),
+    )
 
 
 def _curves(runs: Sequence[Run], spec: Spec) -> tuple[Curve, ...]:

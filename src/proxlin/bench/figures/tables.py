@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypedDict
 
-from proxlin.bench.figures.selection import Setting, panel_title, select, spec_of
+from proxlin.bench.figures.selection import Selection, Setting
 from proxlin.bench.figures.specs import STYLES, describe_options
-from proxlin.bench.records import Run
+from proxlin.bench.status import RunStatus
 
 HEADINGS = (
     "panel",
@@ -83,27 +82,22 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def table(name: str, runs: Sequence[Run]) -> list[Row]:
+def table(selection: Selection) -> list[Row]:
     """All settings of a figure, whether drawn or not: panel by panel, the best of a curve first.
 
     Args:
-        name: a key of :data:`FIGURES`.
-        runs: in any order.
+        selection: the runs of the figure, sorted.
 
     Returns:
         One row for each setting.
-
-    Raises:
-        UsageError: if there is no such figure, or no run for it.
     """
-    spec, panels = spec_of(name), select(name, runs)
     rows = []
-    for panel in panels:
-        title = panel_title(spec, panel.key, panels)
+    for panel in selection.panels:
+        title = selection.title_of(panel.key)
         costs = [cost for setting in panel.settings if (cost := _seconds_per_step(setting))]
         fewest = min(costs, default=None)
         rows += [
-            _row(title, setting, spec.named_by, fewest, best=setting is curve.settings[0])
+            _row(title, setting, selection.spec.named_by, fewest, best=setting is curve.settings[0])
             for curve in panel.curves
             for setting in curve.settings
         ]
@@ -127,7 +121,7 @@ def _row(
         relative=cost / fewest if cost and fewest else None,
         jvps=setting.final("jvps"),
         vjps=setting.final("vjps"),
-        status=setting.trouble or setting.cut or "finished",
+        status=setting.trouble or setting.cut or RunStatus.FINISHED.value,
         best=best,
     )
 

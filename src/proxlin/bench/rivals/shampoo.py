@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Int, PyTree
 
 from proxlin.bench.errors import UsageError
-from proxlin.metrics import inverse_roots, precondition, second_moments
+from proxlin.extend import inverse_roots, precondition, second_moments
 
 
 class ShampooState(NamedTuple):

@@ -1,0 +1,37 @@
+"""Options of methods as users write them: words on a command line, numbers in a file."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from typing import Any
+
+from proxlin.bench.errors import UsageError
+
+
+def read(method: str, option: inspect.Parameter, value: Any) -> Any:
+    """The value of an option in the type of its annotation.
+
+    Args:
+        method: whose option it is, for the message.
+        option: with its name and annotation, ``float`` or ``int | None``.
+        value: of that type, or a word for it; ``"none"`` where None is allowed.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    union = isinstance(option.annotation, types.UnionType)
+    kinds = typing.get_args(option.annotation) if union else (option.annotation,)
+    if value is None or value == "none":
+        if types.NoneType in kinds:
+            return None
+    else:
+        try:
+            return kinds[0](value)
+        except (TypeError, ValueError):
+            pass
+    raise UsageError(
+        f"option {option.name} of method {method!r} must be of type {kinds[0].__name__}, "
+        f"got {value!r}"
+    )
