@@ -370,7 +370,7 @@ BAD_PARAMS = {
     ),
     "number": (
         1.0,
-        r"params\['w'\] is 1\.0; .*Convert what is to be trained with jnp\.asarray trained",
+        r"params\['w'\] is 1\.0; .*Convert what is to be trained with jnp\.asarray",
     ),
 }
 

@@ -264,8 +264,8 @@ def test_roots_are_kept_between_their_steps():
     "options,error,message",
     [
         (dict(metric="shampoo"), TypeError, "metric must be a Metric such as Kronecker"),
-        (dict(momentum=1.0), ValueError, "momentum=1.0: give a number of at least 0"),
-        (dict(momentum=-0.1), ValueError, "momentum=-0.1: give a number of at least 0"),
+        (dict(momentum=1.0), ValueError, r"momentum=1.0: give a number in \[0, 1\)"),
+        (dict(momentum=-0.1), ValueError, r"momentum=-0.1: give a number in \[0, 1\)"),
         (
             dict(metric=proxlin.Diagonal(), solver=proxlin.Cholesky()),
             TypeError,
