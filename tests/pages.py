@@ -1,4 +1,4 @@
-"""The Python blocks of a Markdown page, run as one program in a process with JAX as it comes."""
+"""The Python blocks of a Markdown page, run as one program with the default settings of JAX."""
 
 from __future__ import annotations
 

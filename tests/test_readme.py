@@ -1,4 +1,4 @@
-"""Every Python block of the README and the docs runs, in a process with JAX as it comes."""
+"""Every Python block of the README and the docs runs, with the default settings of JAX."""
 
 from __future__ import annotations
 
