@@ -116,7 +116,9 @@ def as_subproblem(given: Any) -> Subproblem:
     """
     if isinstance(given, functools.partial) and isinstance(given.func, Subproblem):
         new = given()
-        warn_deprecated("functools.partial of a subproblem", instead=repr(new), removal="0.2")
+        options = ", ".join(f"{name}=..." for name in given.keywords)
+        instead = f"{type(new).__name__}({options})"
+        warn_deprecated("functools.partial of a subproblem", instead=instead, removal="0.2")
         return new
     if not isinstance(given, Subproblem):
         raise TypeError(f"subproblem must be a Subproblem such as dual_quadratic, not {given!r}")
