@@ -34,7 +34,7 @@ $(VENV)/.installed-bench: pyproject.toml | $(VENV)/.created
 	@$(PIP) install --editable ".[bench]"
 	@touch $@
 
-# test contains bench, hence both stamps
+# test includes bench, so it sets both stamps
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/.created
 	@echo "installing proxlin[test]"
 	@$(PIP) install --editable ".[test]"
@@ -45,7 +45,7 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.created
 	@$(PIP) install --editable ".[docs]"
 	@touch $@
 
-# kfac-jax 0.0.8 uses what JAX 0.10 has changed, hence an environment of its own, with pytest for
+# kfac-jax 0.0.8 does not work with JAX 0.10, so it has its own environment, with pytest for
 # test-rivals.
 $(RIVALS)/.installed: pyproject.toml | $(RIVALS)/.created
 	@echo "installing proxlin[bench,rivals] with JAX 0.9.1"
@@ -66,7 +66,7 @@ benchmark: $(VENV)/.installed-bench ## speed of the directions, as ratios to a g
 
 # ---- checks ------------------------------------------------------------------------------------
 
-# The tree of Python code besides src/, as far as it exists.
+# Python code besides src/, if it exists.
 CODE := src $(wildcard tests docs/*.py benchmarks examples)
 TEXT := $(CODE) $(wildcard *.md docs/*.md docs/*/*.md results/*.md)
 
@@ -80,10 +80,10 @@ format: $(VENV)/.installed-test ## rewrite the code in the house style
 	@$(BIN)/ruff check --fix-only --quiet $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
-# Each worker begins with a run of neighbors, which share what is compiled, and helps out at the end.
+# Each worker starts with neighboring tests, which share compiled programs, and helps others at the end.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# Apart, because tests/conftest.py turns double precision on and docstrings show JAX as it comes.
+# Doctests run separately: tests/conftest.py turns on double precision, docstrings use the default.
 test: lint ## lint, then all fast tests and the doctests
 	@$(PYTEST) -m "not slow" tests
 	@$(PYTEST) --doctest-modules src
@@ -92,7 +92,7 @@ test-slow: $(VENV)/.installed-test ## the tests marked slow, and ten thousand di
 	@$(PYTEST) -m slow tests
 	@$(BIN)/python -m tests.hunt --cases $(CASES) --seed $(SEED)
 
-# kfac-jax promotes dtypes, hence without tests/conftest.py, and uses what JAX deprecates.
+# Without tests/conftest.py, because kfac-jax promotes dtypes; it also uses what JAX deprecates.
 test-rivals: $(RIVALS)/.installed ## the tests of the adapter to kfac-jax
 	@$(RIVALS)/bin/python -m pytest -W ignore::DeprecationWarning --confcutdir tests/rivals tests/rivals
 

@@ -1,4 +1,4 @@
-"""The Python blocks of a Markdown page, run as one program in a process with JAX as it comes."""
+"""The Python blocks of a Markdown page, run as one program with the default settings of JAX."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ def program(page: pathlib.Path) -> str:
         lines += [""] * (text[: block.start(1)].count("\n") - len(lines))
         lines += block.group(1).splitlines()
     return "\n".join(lines) + "\n"
+
+
+def section(page: pathlib.Path, heading: str) -> str:
+    """The text under a heading, up to the next one of the same or a higher level."""
+    text = "\n" + page.read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"\n{heading}\n")
+    assert rest, f"{page} has no heading {heading!r}"
+    return re.split(rf"^#{{1,{heading.index(' ')}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def table_of_rooms(page: pathlib.Path, heading: str) -> tuple[str, ...]:
+    """The modules that the first column of a table names, in their order."""
+    return tuple(re.findall(r"^\| `(\w+)` \|", section(page, heading), re.MULTILINE))
 
 
 def run_blocks(page: pathlib.Path, directory: pathlib.Path, *options: str) -> None:

@@ -375,7 +375,7 @@ def test_search_falls_back_to_the_arc_of_the_gradient():
     assert composite(after, inputs, targets) < composite(*problem)
 
 
-def test_search_refuses_when_the_gradient_fails_too():
+def test_search_rejects_when_the_gradient_fails_too():
     """With a single trial and a gamma that overshoots, nothing passes and nothing moves."""
     params, inputs, targets = cases.problem("logistic", jnp.float64)
     opt = proxlin.prox_linear(
@@ -388,7 +388,7 @@ def test_search_refuses_when_the_gradient_fails_too():
     updates, state = jax.jit(
         lambda w: opt.update(None, opt.init(w), w, inputs=inputs, targets=targets)
     )(params)
-    assert state.refused == 1
+    assert state.rejected == 1
     assert state.info.evaluations == 2
     assert state.eta == 0
     assert np.all(cases.flat(updates) == 0)

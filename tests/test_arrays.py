@@ -112,7 +112,7 @@ def test_targets(kinds, name, kind):
 
 @pytest.mark.parametrize("name,kind", [case for case in CASES if case[0] in ("squared", "labels")])
 def test_targets_in_single_precision(kinds, name, kind):
-    """Without 64 bits, where what NumPy has by default is cut off."""
+    """Without 64 bits, where JAX truncates what NumPy has by default."""
     loss, targets, plain, _ = TARGETS[name]
     plain = plain.astype(np.int32 if name == "labels" else np.float32)
     w, x = W.astype(np.float32), X.astype(np.float32)
@@ -284,7 +284,7 @@ BAD_TARGETS = {
     "times": (YES.astype("m8[s]"), TypeError, r"dtype timedelta64\[s\]; give numbers"),
     "missing": ([[None] * K] * M, TypeError, "dtype object; give numbers"),
     "masked": (masked, ValueError, r"masked array, and the mask would be lost; .*\.filled"),
-    "ragged": ([[1.0], [2.0, 3.0]], ValueError, "targets are no array: .*rows of one length"),
+    "ragged": ([[1.0], [2.0, 3.0]], ValueError, "targets are not an array: .*rows of equal length"),
     "list of arrays": (list(YES), TypeError, "Squared: targets are of type list; give one array"),
     "tuple": (tuple(range(M)), TypeError, "Squared: targets are of type tuple; give one array"),
     "none": (None, TypeError, "Squared: targets are of type NoneType; give one array"),
@@ -304,22 +304,24 @@ def test_bad_targets(case):
 @pytest.mark.parametrize("jit", [False, True])
 def test_labels_that_are_floats(dtype, jit):
     fn = lambda w: direction(LOGISTIC)(w, X, SOME.astype(dtype))
-    with pytest.raises(ValueError, match=r"give integer labels.*; cast labels by \.astype\(int\)"):
+    with pytest.raises(
+        ValueError, match=r"give integer labels.*; cast labels with \.astype\(int\)"
+    ):
         (jax.jit(fn) if jit else fn)(W)
 
 
 def test_numbers_that_do_not_fit():
-    """Said where they would be cut off without a word."""
+    """Reported, instead of truncated silently."""
     w, x = W.astype(np.float32), X.astype(np.float32)
     with pytest.raises(ValueError, match=r"Squared: targets\[0\] is .*allowed are finite numbers"):
         direction(SQUARED)(w, x, 1e300 * (1.0 + YES))  # in float32, like the parameters
     with jax.enable_x64(False):
-        large = "targets hold 4294967297, which int32 does not; give floats or less, or enable 64"
+        large = "targets contain 4294967297, which does not fit int32; give floats or smaller"
         with pytest.raises(ValueError, match=large):
             direction(LOGISTIC)(w, x, SOME + 2**32)
         with pytest.raises(ValueError, match=large):
             direction(SQUARED)(w, x, YES + 2**32 + (1 - YES))
-        with pytest.raises(ValueError, match="which uint32 does not"):
+        with pytest.raises(ValueError, match="which does not fit uint32"):
             direction(LOGISTIC)(w, x, SOME.astype(np.uint64) + 2**63)
         with pytest.raises(ValueError, match="allowed are finite numbers"):
             direction(SQUARED)(w, x, 1e300 * (1.0 + YES))
@@ -331,8 +333,8 @@ BAD_WEIGHTS = {
     "objects": (SOME.astype(object), TypeError, "weights are of type ndarray and dtype object"),
     "text": ("111111", TypeError, r"weights are of type str and dtype <U6; give numbers"),
     "masked": (np.ma.masked_array(SOME, SOME == 0), ValueError, r"weights are a masked array"),
-    "ragged": ([[1], [1, 2]], ValueError, "weights are no array"),
-    "negative": (SOME - 1, ValueError, "not negative; the least is -1"),
+    "ragged": ([[1], [1, 2]], ValueError, "weights are not an array"),
+    "negative": (SOME - 1, ValueError, "non-negative; the smallest is -1"),
     "false": (SOME < 0, ValueError, "all weights are zero"),
 }
 
@@ -354,13 +356,22 @@ BAD_PARAMS = {
     "integers": (W.astype(int), r"params\['w'\] has dtype int64; .*Cast .*\.astype\(float\)"),
     "booleans": (W > 0, r"params\['w'\] has dtype bool; .*Cast what is to be trained"),
     "complex": (W + 0j, "has dtype complex128; parameters must be real"),
-    "long doubles": (W.astype(np.longdouble), r"dtype .*, which JAX does not take; give a float"),
-    "objects": (W.astype(object), "dtype object, which JAX does not take"),
+    "long doubles": (W.astype(np.longdouble), r"dtype .*, which JAX does not accept; give a float"),
+    "objects": (W.astype(object), "dtype object, which JAX does not accept"),
     "masked": (np.ma.masked_array(W), "type MaskedArray and dtype float64, which JAX does not"),
-    "column": (Column(W), "type Column and dtype float64, which JAX does not take"),
-    "table": (Table(W), r"params\['w'\] is <.*Table.*>; .*jnp\.asarray around what is to be"),
-    "list": (W.tolist(), r"params\['w'\]\[0\]\[0\] is .*; .*jnp\.asarray around what is to be"),
-    "number": (1.0, r"params\['w'\] is 1\.0; .*jnp\.asarray around what is to be trained"),
+    "column": (Column(W), "type Column and dtype float64, which JAX does not accept"),
+    "table": (
+        Table(W),
+        r"params\['w'\] is <.*Table.*>; .*Convert what is to be trained with jnp\.asarray",
+    ),
+    "list": (
+        W.tolist(),
+        r"params\['w'\]\[0\]\[0\] is .*; .*Convert what is to be trained with jnp\.asarray",
+    ),
+    "number": (
+        1.0,
+        r"params\['w'\] is 1\.0; .*Convert what is to be trained with jnp\.asarray",
+    ),
 }
 
 
@@ -414,11 +425,11 @@ def test_check_regularizer_in_half_precision(regularizer, dtype):
 
 
 BAD_INPUTS = {
-    "long doubles": (X.astype(np.longdouble), "inputs hold ndarray of dtype .*give arrays"),
-    "table": (Table(X), "inputs hold Table of dtype None, which JAX does not take"),
-    "column": (Column(X), "inputs hold Column of dtype float64, which JAX does not take"),
-    "objects": (X.astype(object), "inputs hold ndarray of dtype object"),
-    "masked": (np.ma.masked_array(X), "inputs hold MaskedArray of dtype float64"),
+    "long doubles": (X.astype(np.longdouble), "inputs contain ndarray of dtype .*give arrays"),
+    "table": (Table(X), "inputs contain Table of dtype None, which JAX does not accept"),
+    "column": (Column(X), "inputs contain Column of dtype float64, which JAX does not accept"),
+    "objects": (X.astype(object), "inputs contain ndarray of dtype object"),
+    "masked": (np.ma.masked_array(X), "inputs contain MaskedArray of dtype float64"),
 }
 
 

@@ -144,11 +144,11 @@ def test_exact_steps_are_not_shortened():
     np.testing.assert_allclose(x @ updates, 1, rtol=2e-3)
 
 
-def test_nothing_to_gain_is_no_refusal():
+def test_nothing_to_gain_is_no_rejection():
     w, x, y = 200 * jnp.eye(2), jnp.eye(2), jnp.array([0, 1])
     opt = proxlin.auto(lambda w, x: x @ w, proxlin.Logistic())
     updates, state = opt.update(None, opt.init(w), w, inputs=x, targets=y)
-    assert float(state.info.value) == 0 and int(state.refused) == 0
+    assert float(state.info.value) == 0 and int(state.rejected) == 0
     assert not updates.any()
 
 
@@ -233,7 +233,7 @@ def test_auto_trains_untouched(name, batch, digits):
     assert np.isfinite(losses).all()
     assert losses[-5:].mean() < 0.3
     assert losses.max() < 1.5 * losses[0]  # at no time worse than the start by much
-    assert int(state.refused) == 0
+    assert int(state.rejected) == 0
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -243,7 +243,7 @@ def test_auto_trains_networks_for_images(name, digits):
     losses, state = train(opt, model, digits, 128, epochs=4)
     assert losses[-5:].mean() < 0.5 * losses[0]
     assert losses.max() < 1.5 * losses[0]
-    assert int(state.refused) == 0
+    assert int(state.rejected) == 0
 
 
 def test_auto_trains_a_transformer():
@@ -257,7 +257,7 @@ def test_auto_trains_a_transformer():
     inputs = jax.nn.one_hot(text[..., :-1], 5, dtype=jnp.float32)
     (_, state), losses = steps(params, state, stats, inputs, text[..., 1:])
     assert float(losses[-5:].mean()) < 0.5 * float(losses[0])
-    assert int(state.refused) == 0
+    assert int(state.rejected) == 0
 
 
 def test_a_loss_that_vanishes_stays_away(digits):
@@ -268,7 +268,7 @@ def test_a_loss_that_vanishes_stays_away(digits):
     by_epoch = losses.reshape(60, -1).mean(axis=1)
     assert by_epoch[30:].max() < 1e-3
     assert by_epoch[-1] < 1e-6
-    assert int(state.refused) < 10  # steps that promise more than they keep
+    assert int(state.rejected) < 10  # steps that promise more than they keep
 
 
 @pytest.mark.parametrize("gamma", [1e-6, 1e4])
@@ -312,14 +312,14 @@ def test_auto_is_the_same_on_all_scales_of_the_loss():
     assert runs[0][1] == pytest.approx(runs[1][1], rel=1e-6)
 
 
-def test_a_refused_step_leaves_what_was_learnt_as_it_was():
+def test_a_rejected_step_leaves_what_was_learned_unchanged():
     params, inputs, targets = problem("logistic", jnp.float64, m=8)
     opt = proxlin.auto(network, proxlin.Logistic())
     _, state = opt.update(None, opt.init(params), params, inputs=inputs, targets=targets)
     bad = inputs.at[0, 0].set(jnp.nan)
     updates, after = opt.update(None, state, params, inputs=bad, targets=targets)
     assert not flat(updates).any()
-    assert int(after.refused) == 1
+    assert int(after.rejected) == 1
     for kept in ("gamma", "proximity", "rule"):
         for a, b in zip(
             jax.tree.leaves(getattr(state, kept)),

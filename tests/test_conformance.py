@@ -186,7 +186,7 @@ def test_steps_converge(method):
     if method == "regularized":
         want["vector"] = np.sign(want["vector"]) * (np.abs(want["vector"]) - STRENGTH)
     assert_close(params, want, 1e-4)
-    assert int(state.aux) == int(state.taken) == 300 - int(state.refused)
+    assert int(state.aux) == int(state.taken) == 300 - int(state.rejected)
 
 
 def test_steps_may_overwrite_parameters_and_state(method):
@@ -245,13 +245,13 @@ def test_injected_numbers_are_used(method):
     assert relative_error(flat(end(other)[0]), flat(want[0])) > 2 * tolerance(method)
 
 
-def test_a_bad_momentum_that_is_injected_is_refused():
+def test_a_bad_momentum_that_is_injected_is_rejected():
     opt = optax.inject_hyperparams(METHODS["momentum"][0])(0.5)
     state = opt.init(start_params())
     state.hyperparams["momentum"] = jnp.ones(())
     params, state = jax.jit(step_of("momentum", opt))(start_params(), state, *batch(0))
     assert_close(params, start_params())
-    assert int(state.inner_state.refused) == 1
+    assert int(state.inner_state.rejected) == 1
     assert int(state.inner_state.info.status) == proxlin.Status.BAD_VALUE
 
 
@@ -394,7 +394,7 @@ def test_a_saved_state_continues_bit_by_bit(method):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def test_accumulation_around_a_method_is_refused_with_the_remedy(method):
+def test_accumulation_around_a_method_is_rejected_with_the_remedy(method):
     params = start_params()
     opt = optax.MultiSteps(make(method), every_k_schedule=2)
     state = opt.init(params)

@@ -568,7 +568,7 @@ UNFIT = {
     "not a regularizer": (
         LOGISTIC,
         {"regularizer": 0.1},
-        r"regularizer must be one such as L1\(1e-3\), not 0.1",
+        r"regularizer must be a Regularizer such as L1\(1e-3\), not 0.1",
     ),
 }
 
@@ -582,8 +582,8 @@ def test_what_does_not_fit_says_what_would(case):
         proxlin.prox_linear(cases.network, loss, **options)
 
 
-def test_model_step_refuses_a_regularizer():
-    with pytest.raises(TypeError, match=r"ModelStep\(.*does not know regularizers; use Armijo"):
+def test_model_step_rejects_a_regularizer():
+    with pytest.raises(TypeError, match=r"ModelStep\(.*does not support regularizers; use Armijo"):
         proxlin.prox_linear(
             cases.network, LOGISTIC, step=proxlin.ModelStep(), regularizer=proxlin.L1(0.1)
         )
@@ -596,7 +596,7 @@ def test_hinge_has_no_hessian_factor():
 
 @pytest.mark.parametrize("solver", [proxlin.ProximalGradient, proxlin.LBFGS])
 @pytest.mark.parametrize("steps", [-1, 2.5])
-def test_solvers_refuse_bad_numbers_of_steps(solver, steps):
+def test_solvers_reject_bad_numbers_of_steps(solver, steps):
     with pytest.raises(ValueError, match=rf"{solver.__name__}\(max_steps={steps}\)"):
         solver(steps)
 

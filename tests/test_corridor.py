@@ -5,42 +5,29 @@ from __future__ import annotations
 import ast
 import inspect
 import pathlib
+import re
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import proxlin
+from tests.pages import section, table_of_rooms
 
 SOURCE = pathlib.Path(proxlin.__file__).parent
 
-# In the order of one step of training. `sdca` is a way of its own, past the networks.
-ROOMS = (
-    "deprecation",
-    "algebra",
-    "checks",
-    "arrays",
-    "chunked",
-    "linearize",
-    "losses",
-    "batch",
-    "objective",
-    "regularizers",
-    "metrics",
-    "proximity",
-    "solvers",
-    "subproblems",
-    "direction",
-    "steps",
-    "optimizer",
-    "sdca",
-    "extend",
-    "testing",
-    "bench",
+ROOT = pathlib.Path(__file__).parent.parent
+
+# README.md has the one list of rooms, CONTRIBUTING.md that of the bench: change them there.
+ROOMS = table_of_rooms(ROOT / "README.md", "## The map of the house")
+BENCH = re.findall(
+    r"\w+",
+    " ".join(
+        re.findall(r"^    .*$", section(ROOT / "CONTRIBUTING.md", "### The bench"), re.MULTILINE)
+    ),
 )
-BENCH = """
-    errors status data models tasks loop evaluation options rivals methods storage environment
-    records checkpoints signals progress train display sweep figures report demo cli
-""".split()
+MAX_LINES = 300
 CORE = ROOMS[: ROOMS.index("bench")]
 PUBLIC = {name for name in dir(proxlin) if name not in ROOMS} | {"sdca"}
 DEPENDENCIES = {"jax", "optax", "jaxtyping", "numpy"}
@@ -87,6 +74,7 @@ def rooms_of(path):
 
 
 def test_every_module_has_a_place_in_the_corridor():
+    assert len(ROOMS) == len(set(ROOMS))
     found = {
         path.stem if path.suffix == ".py" else path.name
         for path in SOURCE.iterdir()
@@ -104,6 +92,7 @@ def test_no_room_imports_from_a_room_further_on(room):
 
 def test_the_bench_has_a_corridor_of_its_own():
     found = {path.stem for path in (SOURCE / "bench").iterdir() if not path.name.startswith("_")}
+    assert len(BENCH) == len(set(BENCH))
     assert found == {*BENCH, "sweeps"}
     for room in BENCH:
         allowed = set(BENCH[: BENCH.index(room) + 1])
@@ -123,8 +112,93 @@ def test_the_bench_uses_public_names_only(path):
             assert public or parts[:2] in (["proxlin", "extend"], ["proxlin", "testing"]), name
 
 
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE))
+)
+def test_no_file_is_long(path):
+    """A module that grows beyond this becomes a folder of the same name."""
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= MAX_LINES
+
+
+# ---- the walk through one step ------------------------------------------------------------------
+
+STOPS = re.findall(
+    r"^\d+\. `([\w/]+\.py): ([\w.]+)`: ",
+    section(ROOT / "CONTRIBUTING.md", "## One step, from the outside in"),
+    re.MULTILINE,
+)
+
+
+def room_number(file):
+    return ROOMS.index(pathlib.Path(file).parts[0].removesuffix(".py"))
+
+
+def functions(path):
+    """The functions of a file and the methods of its classes, by their names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from (
+                f"{node.name}.{child.name}"
+                for child in node.body
+                if isinstance(child, ast.FunctionDef)
+            )
+
+
+def first_calls():
+    """The stops in the order one step of `auto` calls them first, each with the one it is in."""
+    calls, stack = {}, [None]
+
+    def profile(frame, event, _):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if not path.is_relative_to(SOURCE):
+            return
+        name = frame.f_code.co_qualname.rpartition("<locals>.")[2]
+        stop = str(path.relative_to(SOURCE)), name
+        if stop not in STOPS:
+            return
+        if event == "call":
+            calls.setdefault(stop, stack[-1])
+            stack.append(stop)
+        elif event == "return":
+            stack.pop()
+
+    params, x, y = jnp.zeros((2, 3)), jnp.ones((64, 2)), jnp.zeros(64, int)
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        opt = proxlin.auto(lambda w, x: x @ w, proxlin.Logistic())
+        state = opt.init(params)
+        jax.eval_shape(lambda w: opt.update(None, state, w, inputs=x, targets=y), params)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_the_walk_is_short_and_names_what_exists():
+    assert 10 <= len(STOPS) <= 15 and len(set(STOPS)) == len(STOPS)
+    for file, name in STOPS:
+        assert name in set(functions(SOURCE / file)), (file, name)
+
+
+def test_the_walk_is_the_path_of_one_step():
+    assert list(first_calls()) == STOPS
+
+
+def test_the_walk_follows_the_corridor():
+    """A stop leads only to rooms above its own, and to these in their order."""
+    inside = {}
+    for (file, _), parent in first_calls().items():
+        inside.setdefault(parent, []).append(room_number(file))
+    for parent, rooms in inside.items():
+        assert rooms == sorted(rooms), parent
+        assert parent is None or rooms[-1] <= room_number(parent[0]), parent
+
+
 def test_imports_are_seen(tmp_path, monkeypatch):
-    """The parser above knows all ways to import."""
+    """The parser above knows every form of import."""
     monkeypatch.setitem(globals(), "SOURCE", tmp_path)
     (tmp_path / "losses").mkdir()
     path = tmp_path / "losses" / "base.py"

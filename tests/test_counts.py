@@ -189,8 +189,8 @@ def test_step_is_traced_once(rule):
     traced = len(calls)
     assert traced > 0
     state, second = update(state, first, x, y)
-    state, third = update(state, second, x.at[0, 0].set(jnp.nan), y)  # refused
+    state, third = update(state, second, x.at[0, 0].set(jnp.nan), y)  # rejected
     assert len(calls) == traced
     assert jnp.any(second != first)
     np.testing.assert_array_equal(third, second)
-    assert state.refused == 1
+    assert state.rejected == 1

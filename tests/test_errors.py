@@ -161,12 +161,12 @@ BAD_BATCHES = {
     "weights negative": (
         dict(weights=jnp.ones(M).at[1].set(-2)),
         ValueError,
-        r"weights must be finite and not negative; the least is -2",
+        r"weights must be finite and non-negative; the smallest is -2",
     ),
     "weights nan": (
         dict(weights=jnp.ones(M).at[1].set(jnp.nan)),
         ValueError,
-        "weights must be finite and not negative",
+        "weights must be finite and non-negative",
     ),
     "weights zero": (dict(weights=jnp.zeros(M)), ValueError, "all weights are zero"),
     "empty batch": (dict(x=X[:0], y=LABELS[:0]), ValueError, "empty batch"),
@@ -227,7 +227,7 @@ def test_recording_sees_work():
         (
             dict(subproblem="dual"),
             TypeError,
-            "subproblem must be one such as dual_quadratic, not 'dual'",
+            "subproblem must be a Subproblem such as dual_quadratic, not 'dual'",
         ),
         (dict(solver="cg"), TypeError, r"cg cannot solve dual_quadratic.* use CG\(max_steps\)"),
         (dict(solver=proxlin.CG), TypeError, r"cannot solve dual_quadratic.* or Cholesky\(\)"),

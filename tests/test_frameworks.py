@@ -325,7 +325,7 @@ def test_a_batch_that_is_not_finite_leaves_the_statistics(name):
     assert apart(state.aux, aux) > 0
     for a, b in zip(numbers((same, after.aux)), numbers((params, state.aux)), strict=True):
         assert a.tobytes() == b.tobytes()
-    assert int(after.refused) == int(state.refused) + 1
+    assert int(after.rejected) == int(state.rejected) + 1
 
 
 # Adapters ---------------------------------------------------------------------------------------

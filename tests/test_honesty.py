@@ -188,7 +188,7 @@ def test_a_rank_deficient_jacobian_does_not_end_training(dtype):
     )
     (_, state), _ = train(opt, jnp.zeros((6, 1), dtype), 200, inputs=x, targets=y)
     assert float(state.info.value) < 1e3 * float(jnp.finfo(dtype).eps) ** 2
-    assert state.refused < 60
+    assert state.rejected < 60
 
 
 @pytest.mark.parametrize("solver", [proxlin.CG(1), proxlin.CG(2), proxlin.CG(5)])
@@ -253,7 +253,7 @@ def test_nist(name):
     for start in problem.starts:
         b, state = run(jnp.asarray(start))
         assert nist.digits(np.asarray(b), problem.certified) > 10, (start, b)
-        assert state.refused < steps // 2
+        assert state.rejected < steps // 2
 
 
 # Curvature rows.

@@ -254,7 +254,7 @@ def test_rows_of_a_dead_network_agree():
     np.testing.assert_array_equal(rows(params, inputs, jnp.arange(2), model=dead), zeros)
 
 
-# What is refused.
+# What is rejected.
 
 X = jnp.ones((4, 2))
 W = jnp.ones((2, 3))
@@ -290,14 +290,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("chunk_size", [None, 3], ids=str)
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(case, chunk_size):
+def test_rejected(case, chunk_size):
     model, params, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         proxlin.linearize(model, params, X, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.5])
-def test_refused_chunk_sizes(chunk_size):
+def test_rejected_chunk_sizes(chunk_size):
     with pytest.raises(ValueError, match=rf"chunk_size={chunk_size}: give a positive integer"):
         proxlin.linearize(cases.network, *cases.problem("squared", jnp.float32)[:2],
                           chunk_size=chunk_size)  # fmt: skip

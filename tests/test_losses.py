@@ -476,7 +476,7 @@ def test_huge_logits(name, dtype):
     )
 
 
-# What a loss is, and what it refuses.
+# What a loss is, and what it rejects.
 
 
 def test_losses_are_values():

@@ -263,15 +263,15 @@ def test_roots_are_kept_between_their_steps():
 @pytest.mark.parametrize(
     "options,error,message",
     [
-        (dict(metric="shampoo"), TypeError, "metric must be one such as Kronecker"),
-        (dict(momentum=1.0), ValueError, "momentum=1.0: give a number of at least 0"),
-        (dict(momentum=-0.1), ValueError, "momentum=-0.1: give a number of at least 0"),
+        (dict(metric="shampoo"), TypeError, "metric must be a Metric such as Kronecker"),
+        (dict(momentum=1.0), ValueError, r"momentum=1.0: give a number in \[0, 1\)"),
+        (dict(momentum=-0.1), ValueError, r"momentum=-0.1: give a number in \[0, 1\)"),
         (
             dict(metric=proxlin.Diagonal(), solver=proxlin.Cholesky()),
             TypeError,
             "works with solver=CG",
         ),
-        (dict(momentum=0.5, regularizer=proxlin.L1(1.0)), TypeError, "without regularizer"),
+        (dict(momentum=0.5, regularizer=proxlin.L1(1.0)), TypeError, "without a regularizer"),
         (dict(momentum=0.5, subproblem=proxlin.dual_convex), TypeError, "dual_quadratic or primal"),
         (dict(curvature_size=lambda m: m + 1), ValueError, "curvature_size=7 for a batch of 6"),
     ],

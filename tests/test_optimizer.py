@@ -1,4 +1,4 @@
-"""Updates, refused steps and training, for every method; see also test_conformance."""
+"""Updates, rejected steps and training, for every method; see also test_conformance."""
 
 import functools
 
@@ -127,7 +127,7 @@ def test_sign_and_size_of_the_updates(method):
 
 
 @every_name
-def test_incoming_gradients_are_refused_with_the_remedy(method):
+def test_incoming_gradients_are_rejected_with_the_remedy(method):
     params, state = start(method)
     _, x, y = batch(0)
     with pytest.raises(ValueError, match=r"call update\(None, .* put it first in optax.chain"):
@@ -181,11 +181,11 @@ def test_one_program_serves_all_steps(method):
     traces = 0
     for seed in range(3):
         _, x, y = batch(seed)
-        # A refused step is the same program too.
+        # A rejected step is the same program too.
         x = x.at[0].set(jnp.nan) if seed == 1 else x
         _, params, state = fn(params, state, x, y)
         traces = TRACES[method] if seed == 0 else traces
-    assert int(state.refused) == 1
+    assert int(state.rejected) == 1
     assert int(state.taken) == 2
     assert TRACES[method] == traces
 
@@ -254,7 +254,7 @@ def test_every_method_trains_a_classifier(method):
     assert float(values[0]) > 0.8
     assert float(jnp.mean(LOSS.value(outputs, y))) < 0.15
     assert float(jnp.mean(jnp.argmax(outputs, axis=1) == y)) > 0.97
-    assert int(state.refused) <= 3
+    assert int(state.rejected) <= 3
 
 
 RULES = {
@@ -280,7 +280,7 @@ def test_every_rule_solves_a_linear_regression(rule):
         updates, state = update(None, state, w, inputs=x, targets=y)
         w = optax.apply_updates(w, updates)
     want = np.linalg.lstsq(np.asarray(x), np.asarray(y))[0]
-    assert int(state.refused) == 0
+    assert int(state.rejected) == 0
     assert relative_error(np.asarray(w), want) < 1e-6
 
 
@@ -391,7 +391,7 @@ def test_numbers_of_interest_are_found_in_any_chain():
 
 
 @every_name
-def test_masks_around_a_method_are_refused_with_the_remedy(method):
+def test_masks_around_a_method_are_rejected_with_the_remedy(method):
     params, _ = start(method)
     mask = {"w1": False, "b1": True, "w2": True}
     with pytest.raises(ValueError, match=r"model\(trainable, inputs, frozen\) and pass args="):
@@ -412,10 +412,10 @@ def test_weight_decay_by_the_optimizer_inside():
     updates, state = update(None, opt.init(params), params, inputs=x, targets=y)
     _, d = oracle()(params, x, y)
     assert relative_error(flat(updates), -flat(d) - decay * flat(params)) < 1e-12
-    # A refused step does not decay either.
+    # A rejected step does not decay either.
     updates, state = update(None, state, params, inputs=x.at[0].set(jnp.nan), targets=y)
     np.testing.assert_array_equal(flat(updates), 0)
-    assert int(state.refused) == 1
+    assert int(state.rejected) == 1
 
 
 # Frozen parameters ------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ def test_a_batch_that_is_not_finite_leaves_everything_as_it_was(method, poison):
     assert_bitwise((after.aux, after.then, after.taken), (state.aux, state.then, state.taken))
     assert float(after.gamma) == float(state.gamma)
     assert float(after.eta) == 0
-    assert int(after.refused) == int(state.refused) + 1
+    assert int(after.rejected) == int(state.rejected) + 1
     assert int(after.info.status) == proxlin.Status.NON_FINITE
     # Training goes on as if that batch had not been.
     _, x, y = batch(1)
@@ -519,13 +519,13 @@ def test_a_batch_that_is_not_finite_leaves_everything_as_it_was(method, poison):
 
 
 @every_method
-def test_a_bad_label_is_refused_under_jit(method):
+def test_a_bad_label_is_rejected_under_jit(method):
     _, x, y = batch(0)
     params, state = start(method)
     _, same, after = compiled(method)(params, state, x, y.at[2].set(CLASSES))
     assert_bitwise(same, params)
     assert_bitwise((after.aux, after.then), (state.aux, state.then))
-    assert int(after.refused) == 1
+    assert int(after.rejected) == 1
     assert int(after.info.status) == proxlin.Status.BAD_VALUE
 
 
@@ -581,7 +581,7 @@ def test_first_aux_must_have_the_structure_of_later_ones(wrong):
         )
 
 
-def test_unknown_options_are_refused():
+def test_unknown_options_are_rejected():
     with pytest.raises(TypeError, match="unexpected keyword argument 'regularization'"):
         proxlin.prox_linear(network, LOSS, regularization=1.0)
 
@@ -612,5 +612,5 @@ def test_defaults_learn_unscaled_digits():
         (params, opt.init(params))
     )
     predicted = jnp.argmax(network.predict(params, x[train:]), axis=1)
-    assert int(state.taken) + int(state.refused) == len(indices)
+    assert int(state.taken) + int(state.rejected) == len(indices)
     assert float(jnp.mean(predicted == y[train:])) >= 0.8

@@ -1,4 +1,4 @@
-"""Every Python block of the README and the docs runs, in a process with JAX as it comes."""
+"""Every Python block of the README and the docs runs, with the default settings of JAX."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.pages import BLOCK, pages_with_blocks, run_blocks
+from tests.pages import BLOCK, pages_with_blocks, run_blocks, table_of_rooms
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = pages_with_blocks(ROOT / "README.md", *sorted((ROOT / "docs").iterdir()))
@@ -70,13 +70,7 @@ def test_costs_are_those_on_record(name):
     assert len(rows) > 2 and set(rows) <= set(record)
 
 
-def test_readme_and_design_list_the_same_rooms():
-    """The order of the first is that of the corridor; the second explains it."""
-    rooms = [
-        re.findall(r"^\| `(\w+)` \|", text.split(heading)[1].split("\n## ")[0], re.MULTILINE)
-        for text, heading in (
-            ((ROOT / "README.md").read_text(encoding="utf-8"), "\n## The map of the house"),
-            ((ROOT / "docs/explanation/design.md").read_text(encoding="utf-8"), "\n## The rooms"),
-        )
-    ]
-    assert len(rooms[0]) > 10 and rooms[0] == rooms[1]
+def test_design_explains_the_rooms_of_the_readme():
+    """Which has the one list; tests/test_corridor.py compares it with the folder."""
+    rooms = table_of_rooms(ROOT / "README.md", "## The map of the house")
+    assert rooms == table_of_rooms(ROOT / "docs/explanation/design.md", "## The rooms")

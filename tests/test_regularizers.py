@@ -255,7 +255,7 @@ def test_where_by_ending():
     assert kernels.value(tree()) == 12.0
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- what is rejected
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])

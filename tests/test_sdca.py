@@ -403,7 +403,11 @@ BAD_FEATURES = {
         r"matrix \(n, d\).*not of shape \(6,\)",
     ),
     "too many columns": (lambda x: HUGE, ValueError, "columns are numbered in 32 bits"),
-    "ragged": (lambda x: [[1.0], [2.0, 3.0]], ValueError, "features are no array.*one length"),
+    "ragged": (
+        lambda x: [[1.0], [2.0, 3.0]],
+        ValueError,
+        "features are not an array.*equal length",
+    ),
 }
 
 
@@ -436,7 +440,7 @@ def test_bad_input():
         run(x, np.full_like(labels, -1), proxlin.Logistic())
     with pytest.raises(ValueError, match=r"float64 for 24 examples.* \.astype\(int\)"):
         run(x, labels.astype(float), proxlin.Logistic())
-    with pytest.raises(ValueError, match=r"dtype float64 .*cast labels by \.astype\(int\)"):
+    with pytest.raises(ValueError, match=r"dtype float64 .*cast labels with \.astype\(int\)"):
         run(x, labels.astype(float), proxlin.Logistic(), outputs=3)
     with pytest.raises(TypeError, match="Squared: targets of dtype complex128"):
         run(x, x + 0j, proxlin.Squared())

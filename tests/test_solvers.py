@@ -468,16 +468,16 @@ def test_examples_that_are_not_independent_outside_of_jit():
     np.testing.assert_array_equal(d, np.zeros((2, 1)))
 
 
-# What is refused.
+# What is rejected.
 
 
 @pytest.mark.parametrize("max_steps", [-1, 1.5, "2", None])
-def test_cg_refuses(max_steps):
+def test_cg_rejects(max_steps):
     with pytest.raises(ValueError, match=rf"CG\(max_steps={max_steps!r}\): give an integer"):
         proxlin.CG(max_steps)
 
 
-def test_cholesky_refuses():
+def test_cholesky_rejects():
     with pytest.raises(ValueError, match=r"Cholesky\(max_elements=0\): give at least 1"):
         proxlin.Cholesky(max_elements=0)
     system = system_of(np.eye(3), 1.0, {"rhs": np.ones(3)})

@@ -89,7 +89,7 @@ def test_fixed_schedules_count_the_steps_taken():
     update = jax.jit(opt.update)
     state = opt.init(params)
     bad = x.at[0, 0].set(jnp.nan)
-    # The refused second step must not advance the schedules.
+    # The rejected second step must not advance the schedules.
     for t, inputs in [(0, x), (1, bad), (1, x), (2, x)]:
         updates, state = update(None, state, params, inputs=inputs, targets=y)
         if inputs is bad:
@@ -202,13 +202,13 @@ def test_armijo_gives_up_after_bounded_backtracks(max_backtracks):
     updates, state = jax.jit(opt.update)(None, opt.init(params), params, inputs=x, targets=y)
     assert float(state.info.slope) > 0
     assert int(state.info.evaluations) == max_backtracks + 1
-    assert int(state.refused) == 1
+    assert int(state.rejected) == 1
     assert int(state.taken) == 0
     assert float(state.eta) == 0
     np.testing.assert_array_equal(updates, 0)
 
 
-def test_armijo_refuses_a_direction_of_ascent():
+def test_armijo_rejects_a_direction_of_ascent():
     # Not even where the objective happens to fall: the slope says that no small step will do.
     step = decide(proxlin.Armijo(), synthetic(1.0, slope=-0.5, predicted=0.0, trial=0.5))
     assert not bool(step.accepted)
@@ -269,7 +269,7 @@ def test_armijo_backtracks_from_trial_points_that_are_not_finite():
     eta, trials = backtrack(h, 4.5, 9.0, rule)
     assert trials > 4
     assert float(state.eta) == pytest.approx(eta)
-    assert int(state.refused) == 0
+    assert int(state.rejected) == 0
     assert float(updates[0]) == pytest.approx(-3 * eta, rel=1e-5)
 
 
@@ -467,7 +467,7 @@ def test_trust_region_shrinks_and_clips(trial, options, factor):
     assert bool(step.accepted) is (trial == 0.99)  # a small decrease is a decrease
 
 
-def test_trust_region_refuses_a_direction_that_raises_its_own_model():
+def test_trust_region_rejects_a_direction_that_raises_its_own_model():
     # The model promises an increase; the luck of a decrease does not count.
     found = synthetic(1.0, slope=1.0, predicted=-1.0, trial=0.1)
     step = decide(proxlin.TrustRegion(), found)
@@ -503,13 +503,13 @@ def test_trust_region_growth_waits_for_enough_inner_steps():
         fn = decisions("squared", (proxlin.TrustRegion(),), solver=proxlin.CG(steps))
         d, info, (step,) = fn(batch, gamma)
         ratio, predicted = ratio_by_hand("squared", d, batch, gamma)
-        assert ratio > 0.75  # growth is refused for the sake of the solve alone
+        assert ratio > 0.75  # only the solve keeps gamma from growing
         solved = info.residual <= 0.5 and predicted >= 0.25 * float(info.slope)
         assert bool(solved) is grows
         assert float(step.gamma) == (2 * gamma if grows else gamma)
 
 
-def test_trust_region_refuses_an_increase_and_keeps_the_parameters():
+def test_trust_region_rejects_an_increase_and_keeps_the_parameters():
     # The full step from w = 1/10 to about w = 266 raises the objective enormously.
     model = lambda w, x: (w**3 * x)[:, None]
     opt = proxlin.prox_linear(
@@ -521,11 +521,11 @@ def test_trust_region_refuses_an_increase_and_keeps_the_parameters():
     x, y, w = jnp.ones(1), jnp.full((1, 1), 8.0), jnp.asarray([0.1])
     update = jax.jit(opt.update)
     state = opt.init(w)
-    for refusals in (1, 2, 3):
+    for rejections in (1, 2, 3):
         updates, state = update(None, state, w, inputs=x, targets=y)
         np.testing.assert_array_equal(updates, 0)
-        assert int(state.refused) == refusals
-        assert float(state.gamma) == 1e4 / 2**refusals
+        assert int(state.rejected) == rejections
+        assert float(state.gamma) == 1e4 / 2**rejections
         assert float(state.eta) == 0
     # Smaller and smaller gammas lead to a step that is taken at last.
     for _ in range(60):
@@ -543,7 +543,7 @@ def test_trust_region_keeps_gamma_on_a_batch_that_is_not_finite():
     bad = x.at[0].set(jnp.nan)
     _, state = jax.jit(opt.update)(None, opt.init(params), params, inputs=bad, targets=y)
     assert float(state.gamma) == 3.0
-    assert int(state.refused) == 1
+    assert int(state.rejected) == 1
     assert int(state.info.status) == proxlin.Status.NON_FINITE
 
 

@@ -158,7 +158,7 @@ def test_a_batch_in_two_terms_is_the_batch(case, rule):
     got, other = jax.jit(parts.update)(
         None, parts.init(params), params, inputs=cut(x), targets=cut(y), weights=cut(weights)
     )
-    assert state.refused == other.refused == 0
+    assert state.rejected == other.rejected == 0
     assert_trees_equal(got, want, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(other.info.value, state.info.value, rtol=1e-12)
     np.testing.assert_allclose(other.eta, state.eta, rtol=1e-12)

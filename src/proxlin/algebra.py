@@ -1,7 +1,7 @@
-r"""Vectors: pytrees of arrays of one dtype, their inner product, and that of a metric.
+r"""Vectors: pytrees of arrays of one dtype, with an inner product, possibly that of a metric.
 
 A network's parameters, its outputs and everything computed from them are pytrees. This file has
-the few operations on them that the library needs, so that no other file looks at leaves.
+the few operations on them that the library needs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Scalar: TypeAlias = Float[Array, ""]
 class MetricVector(NamedTuple):
     r"""A vector of a space with a metric :math:`P`, together with its image :math:`P x`.
 
-    Sums and multiples of such pairs are pairs, so that a solver that takes its inner products by
-    :func:`dot` works in the metric and never has to apply :math:`P` itself.
+    Sums and multiples of such pairs are pairs, so a solver whose inner products all go through
+    :func:`dot` works in the metric and never applies :math:`P` itself.
 
     Attributes:
         covector: :math:`P x`.
@@ -39,7 +39,7 @@ def plain(x: Vector) -> Params:
 
 
 def covector(x: Vector) -> Params:
-    r""":math:`P x`, which is :math:`x` where there is no metric."""
+    r""":math:`P x`, which is :math:`x` without a metric."""
     return x.covector if isinstance(x, MetricVector) else x
 
 
@@ -59,12 +59,12 @@ def dot(x: Vector, y: Vector) -> Scalar:
 
 
 def select(condition: Bool[Array, ""], x: Vector, y: Vector) -> Vector:
-    """``x`` where the condition holds, else ``y``, whatever the other one contains."""
+    """``x`` if the condition holds, else ``y``, even if the other one is not finite."""
     return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), x, y)
 
 
 def zeros_like(x: Vector) -> Vector:
-    """Zeros in the shapes and dtypes of a vector, or of what ``jax.eval_shape`` tells of one."""
+    """Zeros in the shapes and dtypes of a vector, or of the result of ``jax.eval_shape``."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
 
 
@@ -90,5 +90,5 @@ def cast_like(x: Vector, like: Vector) -> Vector:
 
 
 def count(n: int | Array) -> Int[Array, ""]:
-    """A count or status, int32 whatever the precision of the rest."""
+    """A count or status as int32, whatever the precision elsewhere."""
     return jnp.asarray(n).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Arrays from what people have: lists, memory maps, columns of tables, any dtype of NumPy."""
+"""Arrays from user input: lists, memory maps, columns of tables, any NumPy dtype."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-# What NumPy has and JAX has not.
+# Dtypes that NumPy has and JAX lacks.
 _NARROWER = {np.dtype(np.longdouble): np.float64, np.dtype(np.clongdouble): np.complex128}
 
 
 def as_targets(targets: PyTree) -> PyTree[Array]:
-    """Targets as JAX arrays, of the dtypes they have; a list of numbers is one array.
+    """Targets as JAX arrays in their own dtypes; a list of numbers is one array.
 
     Raises:
-        TypeError, ValueError: for what is not an array of numbers.
+        TypeError, ValueError: for anything but arrays of numbers.
     """
     return jax.tree.map(lambda leaf: as_array("targets", leaf), targets, is_leaf=_is_numbers)
 
 
 def as_array(name: str, given: Any) -> Array:
-    """An array that keeps its dtype, as far as JAX has it.
+    """An array in its own dtype, or the nearest one that JAX has.
 
     Raises:
-        TypeError, ValueError: for what is not an array of numbers, and for integers that JAX would
-            cut off.
+        TypeError, ValueError: for anything but an array of numbers, and for integers that JAX would
+            truncate.
     """
     array = _read(name, given)
     if isinstance(array, jax.Array):
@@ -39,12 +39,12 @@ def as_array(name: str, given: Any) -> Array:
 
 
 def as_floats(name: str, given: Any, dtype: Any = None) -> Float[Array, "..."]:
-    """An array of floats, in a dtype or, by default, in the precision it has.
+    """An array of floats, in the given dtype or, by default, in its own.
 
-    Integers and booleans have the default one, and float32 is the least.
+    Without a dtype, integers and booleans get the default one, and half precision becomes float32.
 
     Raises:
-        TypeError, ValueError: for what is not an array of real numbers.
+        TypeError, ValueError: for anything but an array of real numbers.
     """
     array = _read(name, given)
     check_real(name, array)
@@ -57,7 +57,7 @@ def counts(dtype: Any) -> bool:
 
 
 def check_one_array(loss: object, targets: Any) -> None:
-    """Raises TypeError unless the targets of a loss are one array, of real numbers."""
+    """Raises TypeError unless the targets of a loss are one array of real numbers."""
     name = type(loss).__name__
     if not hasattr(targets, "shape"):
         raise TypeError(
@@ -68,7 +68,7 @@ def check_one_array(loss: object, targets: Any) -> None:
 
 
 def check_real(name: str, array: Any) -> None:
-    """Raises TypeError for complex numbers, of which a cast would drop a part."""
+    """Raises TypeError for complex numbers, whose imaginary part a cast would drop."""
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise TypeError(
             f"{name} of dtype {array.dtype}: give real numbers; write complex ones as their real "
@@ -79,7 +79,7 @@ def check_real(name: str, array: Any) -> None:
 def _read(name: str, given: Any) -> Array | np.ndarray[Any, Any]:
     if isinstance(given, np.ma.MaskedArray):
         raise ValueError(
-            f"{name} are a masked array, and the mask would be lost; fill it by .filled(value), "
+            f"{name} are a masked array, and the mask would be lost; fill it with .filled(value), "
             "and give weight zero to examples that do not count"
         )
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(given)):
@@ -88,7 +88,7 @@ def _read(name: str, given: Any) -> Array | np.ndarray[Any, Any]:
         array = np.asarray(given)
     except ValueError as error:
         raise ValueError(
-            f"{name} are no array: {error}. Give rows of one length in np.asarray({name})"
+            f"{name} are not an array: {error}. Give rows of equal length to np.asarray({name})"
         ) from error
     number = jnp.issubdtype(array.dtype, np.number) or counts(array.dtype)
     if not number or array.dtype.kind == "m":  # timedelta64, an integer to NumPy
@@ -104,13 +104,13 @@ def _check_range(name: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -
     outside = array[(array < range_.min) | (array > range_.max)]
     if outside.size:
         raise ValueError(
-            f"{name} hold {outside[0]}, which {dtype} does not; give floats or less, or enable 64 "
-            'bits by jax.config.update("jax_enable_x64", True)'
+            f"{name} contain {outside[0]}, which does not fit {dtype}; give floats or smaller "
+            'numbers, or enable 64 bits with jax.config.update("jax_enable_x64", True)'
         )
 
 
 def _converted(array: Array | np.ndarray[Any, Any], dtype: Any) -> Array:
-    # Too large a number becomes infinite, and the checks of values say so.
+    # Numbers that are too large become infinite, and the checks of values report them.
     with np.errstate(over="ignore"):
         return jnp.asarray(array, jax.dtypes.canonicalize_dtype(dtype))
 
@@ -122,5 +122,5 @@ def _float_dtype(dtype: Any) -> Any:
 
 
 def _is_numbers(tree: PyTree) -> bool:
-    """Whether this is a list, maybe of lists, of numbers, which has no arrays for leaves."""
+    """Whether this is a list of numbers, possibly nested, whose leaves are not arrays."""
     return isinstance(tree, list) and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""A mini-batch: its examples, targets and weights, checked and made ready."""
+"""A mini-batch: examples, targets and weights, checked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: what the model takes; rows of weight zero hold a copy of another row.
-        targets: what the loss takes; likewise.
-        weights: :math:`\omega`, one for each example; they sum to one, or to the weight of the term
-            of the objective that the batch belongs to.
+        targets: what the loss takes, with the same copies.
+        weights: :math:`\omega`, one for each example; they sum to the weight of the batch's term
+            of the objective, by default one.
         good: whether all values are allowed.
-        weighted: whether weights were given, so that they may differ.
+        weighted: whether weights were passed, so that they may differ.
     """
 
     inputs: PyTree
@@ -38,15 +38,15 @@ class Batch(NamedTuple):
         return self.weights.dtype
 
     def scaled(self, factor: float) -> Batch:
-        """The same, with weights that sum to ``factor`` times what they did."""
+        """The same, with all weights multiplied by ``factor``."""
         return self if factor == 1 else self._replace(weights=factor * self.weights)
 
     def part(self, size: int) -> Batch:
         """``size`` examples, one from each of as many stretches of the batch.
 
-        It is the one of the largest weight, and counts for all of its stretch: examples without
-        weight are never in the part, and those that make up much of the objective always are. On
-        a sharded batch each device keeps its own rows where stretches are of equal length.
+        The example of largest weight represents its stretch: examples of weight zero are never
+        chosen, and those that make up much of the objective always are. On a sharded batch, each
+        device keeps its own rows if all stretches have the same length.
         """
         m = self.weights.shape[0]
         if self.weighted or m % size != 0:
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
         first = np.arange(size + 1) * m // size
         members = first[:-1, None] + np.arange(width)[None, :]
         inside = members < first[1:, None]
-        # A reshape and no indices where possible: those would gather a sharded batch.
+        # Reshape where possible: indexing would gather a sharded batch.
         stretches = lambda x: (
             x.reshape(size, width, *x.shape[1:]) if m % size == 0 else x[np.minimum(members, m - 1)]
         )
@@ -78,10 +78,10 @@ class Batch(NamedTuple):
 def make_batch(
     loss: Loss, outputs: jax.ShapeDtypeStruct, inputs: PyTree, targets: PyTree, weights: Any
 ) -> Batch:
-    """Checks targets and weights against the outputs to come and puts a batch together.
+    """Checks targets and weights against the shape of the outputs and makes a batch of them.
 
-    Rows of weight zero are covered by a copy of the first row of positive weight, at the inputs
-    already, because zero times NaN is NaN in every later product.
+    Rows of weight zero are replaced by a copy of the first row of positive weight, already in the
+    inputs, because zero times NaN is NaN in every later product.
     """
     targets = as_targets(targets)
     if weights is not None:
@@ -111,14 +111,14 @@ def make_batch(
 
 
 def check_inputs(inputs: PyTree, *, example_axis: bool) -> None:
-    """Raises for an empty batch and, where it is needed, a missing or ragged example axis."""
+    """Raises for an empty batch and, if one is needed, a missing or ragged example axis."""
     for leaf in jax.tree.leaves(inputs):
         try:
             jax.typeof(leaf)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"inputs hold {type(leaf).__name__} of dtype {getattr(leaf, 'dtype', None)}, which "
-                "JAX does not take; give arrays, such as np.asarray(inputs, np.float32)"
+                f"inputs contain {type(leaf).__name__} of dtype {getattr(leaf, 'dtype', None)}, "
+                "which JAX does not accept; give arrays, such as np.asarray(inputs, np.float32)"
             ) from error
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(inputs)]
     if any(shape[:1] == (0,) for shape in shapes):
@@ -153,12 +153,12 @@ def check_examples(inputs: PyTree, outputs: Any, weights: Any) -> None:
 def _good_weights(weights: Any) -> Bool[Array, ""]:
     good = require(
         lambda w: (w >= 0) & jnp.isfinite(w),
-        lambda w: f"weights must be finite and not negative; the least is {np.min(w)}",
+        lambda w: f"weights must be finite and non-negative; the smallest is {np.min(w)}",
         jnp.asarray(weights),
     )
     return good & require(
         lambda w: jnp.any(w > 0),
-        lambda w: "all weights are zero: no example counts; leave this batch out",
+        lambda w: "all weights are zero: no example counts; skip this batch",
         jnp.asarray(weights),
     )
 
@@ -174,7 +174,7 @@ def _bad_target(loss: Loss, outputs: Any, targets: PyTree, weights: Any = 1) -> 
 
 
 def _normalized(weights: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Weights of sum one. The largest is divided out first: the sum might overflow."""
+    """Weights that sum to one; divided by the largest first, because their sum might overflow."""
     largest = jnp.max(weights)
     weights = weights / jnp.where(largest > 0, largest, 1)
     total = jnp.sum(weights)
@@ -182,7 +182,7 @@ def _normalized(weights: Float[Array, "*n"]) -> Float[Array, "*n"]:
 
 
 def _pick(stretches: Array, chosen: Bool[Array, "size width"]) -> Array:
-    """Of each stretch the chosen row, as a sum: indexing would gather a sharded batch."""
+    """The chosen row of each stretch, as a sum: indexing would gather a sharded batch."""
     along = chosen.reshape(*chosen.shape, *(1,) * (stretches.ndim - 2))
     if jnp.issubdtype(stretches.dtype, jnp.number):
         return jnp.sum(jnp.where(along, stretches, 0), axis=1, dtype=stretches.dtype)
@@ -210,9 +210,9 @@ def _cover(tree: PyTree, keep: Bool[Array, "*n"]) -> PyTree:
 
 
 def _silence(inputs: PyTree, ignored: Bool[Array, "*n"]) -> PyTree:
-    """Zeros in the place of numbers that are not finite, at the ignored places of a sequence.
+    """Replaces non-finite numbers by zeros at the ignored places of a sequence.
 
-    Others stay: what the network makes of a place may depend on its neighbors.
+    Finite ones stay: outputs at one place may depend on its neighbors.
     """
     if ignored.ndim < 2:
         return inputs

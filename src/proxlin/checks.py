@@ -1,4 +1,4 @@
-"""Checks of values: an error where they are known, a flag under ``jit``, where they are not."""
+"""Checks of values: an error if they are concrete, a flag under ``jit``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 def require(
     predicate: Callable[..., Bool[Array, "..."]], message: Callable[..., str], *values: Any
 ) -> Bool[Array, ""]:
-    """Whether a predicate holds everywhere; raises where that is known and false.
+    """Whether a predicate holds everywhere; raises if it is known not to.
 
     Args:
         predicate: values -> booleans.
@@ -21,10 +21,10 @@ def require(
         *values: pytrees of arrays or numbers, concrete or traced.
 
     Returns:
-        One boolean, to be handed on to the status of a direction.
+        One boolean, for the status of a direction.
 
     Raises:
-        ValueError: when all values are concrete and the predicate does not hold.
+        ValueError: if all values are concrete and the predicate does not hold.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values)):
         return jnp.all(predicate(*values))

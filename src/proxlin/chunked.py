@@ -1,4 +1,4 @@
-"""The network in bounded memory: chunk by chunk, each linearized anew for each product."""
+"""The network in bounded memory: chunk by chunk, each linearized again for every product."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from proxlin.algebra import Params, algebra_dtype
 On: TypeAlias = Callable[[PyTree], Callable[[Params], tuple[Array, Any]]]
 
 # Convolutions inside a loop are many times slower than outside on XLA:CPU
-# (https://github.com/jax-ml/jax/issues/12868), so that short loops over chunks are unrolled.
+# (https://github.com/jax-ml/jax/issues/12868), so short loops over chunks are unrolled.
 _UNROLLED_CHUNKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """A batch in chunks that are linearized one at a time and forgotten again."""
+    """A batch in chunks that are linearized one at a time and then dropped."""
 
     inputs: PyTree  # leaves (count, size, ...)
     m: int
@@ -66,10 +66,10 @@ class Chunks:
         return self._scan(body, (params, zero), xs)[0][1]
 
     def _scan(self, body: Callable[..., Any], carry: Any, xs: Any) -> Any:
-        # Which chunk comes next depends, for all that XLA can know, on the result of the last one
-        # and at first on the vector of the product. This keeps one chunk after the other, and it
-        # keeps XLA from sharing, and so from storing, the forward pass of a chunk between
-        # products. XLA:CPU drops an optimization_barrier before it looks for what to share.
+        # To XLA, the index of the next chunk seems to depend on the result of the last one, and at
+        # first on the vector of the product. So chunks run one after the other, and XLA cannot
+        # share, and so store, the forward pass of a chunk between products. XLA:CPU would drop an
+        # optimization_barrier before it eliminates common subexpressions.
         def step(state: tuple[Any, Array], i: Array) -> tuple[Any, Any]:
             carry, zero = state
             pick = lambda x: jax.lax.dynamic_index_in_dim(x, i + zero, keepdims=False)
@@ -93,7 +93,7 @@ class Chunks:
 
 
 def _hidden_zero(tree: PyTree) -> Int[Array, ""]:
-    """Zero, which no compiler can know before it has the leaves."""
+    """Zero, but no compiler can know that before it has the leaves."""
     firsts = [jnp.ravel(x)[0] for x in jax.tree.leaves(tree) if x.size]
     never = [jnp.isnan(x) & (x > 0) for x in firsts if jnp.issubdtype(x.dtype, jnp.floating)]
     return functools.reduce(jnp.logical_or, never).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Names of the past: they work until the next minor version, and warn with their replacement."""
+"""Old names: they work until the next minor version, and warn with their replacement."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Whose frames are between a line of the user and a warning of this library.
+# Packages whose frames lie between the user's line and a warning of this library.
 BETWEEN = {"proxlin", "jax", "optax", "functools", "dataclasses", "copy"}
 BETWEEN |= {"importlib", "_frozen_importlib"}  # from proxlin import old
 
 
 def warn_deprecated(what: str, *, instead: str, removal: str) -> None:
-    """Warns that something is deprecated, at the line of the user that asked for it.
+    """Warns that something is deprecated, at the user's line that asked for it.
 
     Python shows a ``DeprecationWarning`` only where the user's own script caused it, so a warning
     that pointed into this library, or into JAX while it traces, would not be seen.
@@ -26,7 +26,7 @@ def warn_deprecated(what: str, *, instead: str, removal: str) -> None:
     Args:
         what: what is deprecated, as users write it.
         instead: what replaces it.
-        removal: the version that removes it, as a literal: a test holds the library to it.
+        removal: the version that removes it, as a literal, which a test reads.
     """
     frame = inspect.currentframe()
     while frame and frame.f_back and _package(frame.f_globals) in BETWEEN:
@@ -47,14 +47,14 @@ def deprecated_names(
 ) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module whose old names still work.
 
-    Hide it from type checkers, which would take it for a module that has every name::
+    Hide it from type checkers, which would conclude that the module has every name::
 
         if not TYPE_CHECKING:
             __getattr__ = deprecated_names(__name__, {"Memory": "ProximityState"}, removal="0.2")
 
     Args:
         module: the module, ``__name__``.
-        names: each old name with the new one, which is in the same module or has dots:
+        names: maps each old name to the new one, which is in the same module or has dots:
             ``{"check_loss": "proxlin.testing.check_loss"}``.
         removal: the version that removes the old names.
 
@@ -81,12 +81,12 @@ def deprecated_fields(names: Mapping[str, str], *, removal: str) -> Callable[[ty
         @dataclasses.dataclass(frozen=True)
         class NormalSystem: ...
 
-    If both names are given, the old one counts: ``dataclasses.replace(system, source=b)`` passes
-    ``data`` too, with its present value.
+    If both names are passed, the old one wins: ``dataclasses.replace(system, source=b)`` passes
+    ``data`` too, with its current value.
 
     Args:
-        names: each old name with the new one; one with dots, ``{"steps": "cost.steps"}``, can be
-            read but not given.
+        names: maps each old name to the new one; one with dots, ``{"steps": "cost.steps"}``, can
+            be read but not passed.
         removal: the version that removes the old names.
 
     Returns:

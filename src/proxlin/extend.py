@@ -1,4 +1,4 @@
-"""The bases for pieces of your own: losses, regularizers, metrics, solvers, step rules.
+"""Base classes for your own losses, regularizers, metrics, solvers, subproblems and step rules.
 
 :mod:`proxlin.testing` has a checker for each.
 """

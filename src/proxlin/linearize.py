@@ -1,8 +1,8 @@
-r"""The network, linearized once: outputs, Jacobian products, and their adjoint.
+r"""The network, linearized once: outputs, and products with the Jacobian and its adjoint.
 
 Everything that follows sees the network only through :class:`Linearization`. All vectors it
 takes and returns, in parameter space and in output space, have one dtype of at least float32, so
-that the algebra of the subproblems is done in float32 even for bfloat16 parameters.
+the algebra of the subproblems is in float32 even for bfloat16 parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Linearization:
             :math:`B` of shape ``(indices, ..., k, n)`` as a second argument, those of
             :math:`B^\top J`.
         rounding: the unit roundoff of the narrowest dtype among parameters and outputs.
-        aux: what the model returned beside its outputs.
+        aux: the auxiliary output of the model.
     """
 
     outputs: Outputs
@@ -61,14 +61,14 @@ def linearize(
 
     One forward pass serves the outputs and all later products (``jax.linearize`` and
     ``jax.linear_transpose``). With ``chunk_size`` nothing is kept of the forward pass: each
-    product goes through the batch in chunks of that many examples and linearizes each anew, so
-    that memory is bounded by one chunk and a product costs one forward pass more.
+    product goes through the batch in chunks of that many examples and linearizes each again.
+    Memory is then bounded by one chunk, and a product costs one more forward pass.
 
     Args:
         model: ``model(params, inputs, *args) -> outputs``, of shape ``(m, ..., k)``.
         params: a pytree of floating-point arrays.
         inputs: any pytree; with ``chunk_size`` each leaf has the example axis first.
-        *args: passed on as they are.
+        *args: passed on unchanged.
         has_aux: whether the model returns ``(outputs, aux)``.
         chunk_size: how many examples to linearize at once; all when None.
 
@@ -155,20 +155,20 @@ def check_params(params: Params) -> None:
         name = f"params{jax.tree_util.keystr(path)}"
         if not hasattr(leaf, "dtype"):
             raise TypeError(
-                f"{name} is {leaf!r}; parameters must be real floating-point arrays. Write "
-                "jnp.asarray around what is to be trained, and pass the rest in `args`"
+                f"{name} is {leaf!r}; parameters must be real floating-point arrays. Convert what "
+                "is to be trained with jnp.asarray, and pass the rest in `args`"
             )
         try:
             floating = jnp.issubdtype(jax.typeof(leaf).dtype, jnp.floating)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"{name} is of type {type(leaf).__name__} and dtype {leaf.dtype}, which JAX does "
-                "not take; give a floating-point array, such as np.asarray(leaf, np.float32)"
+                "not accept; give a floating-point array, such as np.asarray(leaf, np.float32)"
             ) from error
         if not floating:
             raise TypeError(
                 f"{name} has dtype {leaf.dtype}; parameters must be real floating-point arrays. "
-                "Cast what is to be trained by .astype(float), and pass counters, keys and other "
+                "Cast what is to be trained with .astype(float), and pass counters, keys and other "
                 "state in `args`"
             )
 
@@ -192,7 +192,7 @@ def check_outputs(outputs: Any) -> None:
 def _rows(
     on: On, params: Params, inputs: PyTree, factor: Float[Array, "b *rest k n"]
 ) -> Float[Array, "b *rest n p"]:
-    """Each example's rows of B^T J, from that example alone: J^T of the columns of B."""
+    """The rows of B^T J of each example, from that example alone: J^T of the columns of B."""
     dtype = algebra_dtype(params)
 
     def one(example: PyTree, matrix: Float[Array, "*rest k n"]) -> Array:

@@ -1,7 +1,7 @@
-r"""The objective: a weighted sum of convex losses of networks, of one term or of several.
+r"""The objective: a weighted sum of convex losses of networks, in one term or several.
 
 Inside the library there is always a tuple of terms, with one batch, one linearization and one
-array of outputs for each. What a user gives for one model, :class:`Objective` wraps.
+array of outputs for each. :class:`Objective` wraps what a user passes for one model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxlin.batch import Batch, check_inputs, make_batch
 from proxlin.linearize import Linearization, Model, check_outputs, evaluate, linearize
 from proxlin.losses import Loss
 
-# A number of examples, or a function that takes it from the size of the batch.
+# A number of examples, or a function that computes it from the size of the batch.
 Size: TypeAlias = int | Callable[[int], int]
 # A vector of output space: one array (m, ..., k) for each term.
 TermOutputs: TypeAlias = tuple[Float[Array, "..."], ...]
@@ -62,17 +62,16 @@ class Term:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Sum:
-    r"""A sum of terms, in the place of model and loss.
+    r"""A sum of terms, in place of a model and a loss.
 
     .. math:: h(w) = \sum_t \lambda_t\, \frac1{m_t} \sum_{i=1}^{m_t} \ell_{t,i}(f_{t,i}(w))
 
     such as the interior, the boundary and the data of a physics-informed network, or several
-    tasks. One subproblem has them all: the models are linearized at the same parameters, and
+    tasks. One subproblem contains them all: the models are linearized at the same parameters, and
     each keeps its own loss. ``Sum(Term(model, loss))`` is the objective of ``model, loss``.
 
-    Inputs, targets and, where they are given, the weights of examples are tuples with one entry
-    for each term, and so is what models return beside their outputs. ``args`` go to every model.
-    A Jacobian product is one with all terms.
+    Inputs, targets and, if given, the weights of examples are tuples with one entry for each term,
+    and so is ``aux``. Every model gets the same ``args``. One Jacobian product covers all terms.
 
     Args:
         *terms: the terms, one or more.
@@ -110,7 +109,7 @@ class Objective:
 
     Attributes:
         terms: models with their losses and weights.
-        is_sum: whether users give a tuple for the terms; if not, the one term is theirs unwrapped.
+        is_sum: whether users pass tuples with one entry for each term; if not, there is one term.
         has_aux: whether models return ``(outputs, aux)``.
         chunk_size: how many examples to linearize at once; all when None.
     """
@@ -129,10 +128,10 @@ class Objective:
         has_aux: bool = False,
         chunk_size: int | None = None,
     ) -> Objective:
-        """What ``model`` and ``loss`` of a public function mean.
+        """The objective that ``model`` and ``loss`` of a public function stand for.
 
         Raises:
-            TypeError: for a sum with a loss beside it, or a model without one.
+            TypeError: for a sum with another loss, or a model without one.
         """
         if isinstance(model, Term):
             raise TypeError("one Term alone is not an objective; write Sum(term), or model, loss")
@@ -160,9 +159,9 @@ class Objective:
         *,
         per_example: bool,
     ) -> tuple[Batch, ...]:
-        """What a user gave as a batch, one for each term, checked before any work is done.
+        """The user's batch, split into one for each term and checked before any work is done.
 
-        Weights of examples sum to the weight of their term.
+        The weights of examples sum to the weight of their term.
         """
         if weights is None:
             weights = (None,) * len(self.terms) if self.is_sum else None
@@ -183,7 +182,7 @@ class Objective:
         return tuple(batches)
 
     def part(self, batches: tuple[Batch, ...], size: Size) -> tuple[Batch, ...]:
-        """That many examples of each term, spread over its batch; of a sum, or all if fewer."""
+        """``size`` examples of each term, spread over its batch; in a sum, all if it has fewer."""
         return tuple(
             self._part(term, batch, size) for term, batch in zip(self.terms, batches, strict=True)
         )
@@ -216,7 +215,7 @@ class Objective:
         )
 
     def aux(self, linearizations: tuple[Linearization, ...]) -> Any:
-        """What models returned beside their outputs, as users know it."""
+        """The auxiliary outputs: a tuple for a sum, else those of the one model."""
         if not self.has_aux:
             return None
         found = tuple(lin.aux for lin in linearizations)
@@ -268,13 +267,12 @@ class Objective:
             size = min(size, m)
         if not 1 <= size <= m:
             raise ValueError(
-                f"curvature_size={size} for a batch of {m} examples: give at least one, and at "
-                "most as many as the batch has"
+                f"curvature_size={size} for a batch of {m} examples: give a number from 1 to {m}"
             )
         return batch if size == m else batch.part(size).scaled(term.weight)
 
     def _each(self, name: str, given: Any) -> tuple[Any, ...]:
-        """What was given, one entry for each term."""
+        """What was passed, as one entry for each term."""
         if not self.is_sum:
             return (given,)
         if not isinstance(given, tuple) or len(given) != len(self.terms):

@@ -1,11 +1,11 @@
-r"""The proximity term: what keeps a direction short, and all that is known about it.
+r"""The proximity term, which keeps a direction short.
 
 .. math:: r(d) = \tfrac{1}{2 \gamma} \|d - \mu P^{-1} P_{\text{last}} d_{\text{last}}\|_P^2
     + \rho(w - d)
 
 Gamma, the metric :math:`P`, the momentum :math:`\mu` and the regularizer :math:`\rho` appear in
-this file, and nowhere else in a formula. Where the metric does not change, momentum is that of
-SPRING (Goldshlager et al., 2024); where it does, the last step is carried over as a covector.
+this file, and nowhere else in a formula. If the metric does not change, momentum is that of SPRING
+(Goldshlager et al., 2024); if it does, the last step is carried over as a covector.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from proxlin.regularizers import Regularizer
 
 
 class ProximityState(NamedTuple):
-    r"""What the proximity term keeps from step to step; a plain pytree, empty where not asked for.
+    r"""The state of the proximity term; a plain pytree, empty without a metric and momentum.
 
     Attributes:
         metric: the state of the metric.
-        momentum: :math:`P d` of the last step, in its own metric, as far as it was taken.
+        momentum: :math:`\eta P d` of the last step, in the metric of that step.
     """
 
     metric: Any = ()
@@ -76,7 +76,7 @@ class Proximity:
         last: :math:`P_{\text{last}} d_{\text{last}}`; None without momentum.
         last_weight: :math:`\mu / \gamma`, or zero where momentum is dropped.
 
-    With a metric or momentum there is no regularizer: its prox would be one in the metric.
+    With a metric or momentum there is no regularizer: its prox would have to be in the metric.
     """
 
     gamma: Scalar
@@ -98,17 +98,17 @@ class Proximity:
         state: ProximityState,
         taken: Int[Array, ""],
     ) -> tuple[Proximity, ProximityState]:
-        """The term for one step, and the state with what its metric has learned.
+        r"""The term for one step, and the state with what its metric has learned.
 
         Args:
             params: the parameters, in the dtype of the algebra.
             grad: the gradient of the objective there, from which the metric learns.
             gamma: the regularization.
-            regularizer: of the parameters.
-            metric: of the squared norm.
-            momentum: how much of the last step to lean on.
-            state: what is kept from the steps before.
-            taken: their number.
+            regularizer: :math:`\rho`.
+            metric: :math:`P`.
+            momentum: :math:`\mu`.
+            state: the state after the previous steps.
+            taken: the number of previous steps.
         """
         learned = metric.update(state.metric, grad, taken)
         term = cls(gamma=gamma, params=params, regularizer=regularizer)
@@ -126,23 +126,23 @@ class Proximity:
 
     @property
     def smooth(self) -> bool:
-        """Whether there is no regularizer, so that the subproblem is smooth."""
+        """Whether there is no regularizer, so the subproblem is smooth."""
         return self.regularizer.is_zero
 
     @property
     def strength(self) -> Scalar:
-        r""":math:`1 / \gamma + \lambda`, with which :math:`r` is strongly convex."""
+        r""":math:`1 / \gamma + \lambda`, the modulus of strong convexity of :math:`r`."""
         return 1 / self.gamma + self.regularizer.modulus
 
     def with_finite_gamma(self, instead: str) -> tuple[Proximity, Bool[Array, ""]]:
-        """The term with a gamma that a dual can take, and whether that is the one given.
+        """The term with a finite gamma, which duals need, and whether that is the given one.
 
         Args:
-            instead: what to use for an infinite one.
+            instead: the subproblem to use for an infinite one.
 
         Raises:
-            ValueError: for an infinite gamma, where it is known. Under ``jit`` the status says so,
-                and a finite number keeps it from being reported as non-finite.
+            ValueError: for an infinite gamma, if it is known. Under ``jit`` the caller reports it,
+                and a finite number keeps the result from being non-finite.
         """
         finite = require(
             jnp.isfinite,
@@ -182,22 +182,22 @@ class Proximity:
         return self.penalty - after
 
     def grad(self, d: Params) -> Params:
-        r""":math:`\nabla r(d) = d / \gamma`, without regularizer, metric and momentum."""
+        r""":math:`\nabla r(d) = d / \gamma`, if there is no regularizer, metric or momentum."""
         return scale(1 / self.gamma, d)
 
     def conjugate(self, u: Params) -> Scalar:
-        r""":math:`r^*(u) = \sup_d \langle u, d \rangle - r(d)`, without momentum."""
+        r""":math:`r^*(u) = \sup_d \langle u, d \rangle - r(d)`, if there is no momentum."""
         d = self.conjugate_grad(u)
         return dot(u, d) - self.value(d)
 
     def conjugate_grad(self, u: Vector) -> Vector:
-        r""":math:`\nabla r^*(u - s)`, the direction that belongs to :math:`u = J^* \alpha + s`."""
+        r""":math:`\nabla r^*(u - s)`, the direction for :math:`u = J^* \alpha + s`."""
         return self.arc(jnp.ones_like(self.gamma), u)
 
     def arc(self, eta: Scalar, u: Vector) -> Vector:
         r""":math:`w - \operatorname{prox}_{\eta \gamma \rho}(w - \eta \gamma u)`.
 
-        In a metric :math:`u` comes with its image under :math:`P^{-1}`, as vectors do.
+        In a metric, :math:`u` is a :class:`proxlin.extend.MetricVector`.
         """
         step = eta * self.gamma
         return self.regularizer.prox_displacement(self.params, scale(step, u), step)
@@ -208,7 +208,7 @@ class Proximity:
         return self.regularizer.prox_displacement(self.params, scale(shrink, x), shrink * stepsize)
 
     def predicted(self, d: Vector, grad: Params, curvature: Scalar) -> Scalar:
-        r"""How much the quadratic model and the regularizer promise to fall.
+        r"""The decrease that the quadratic model and the regularizer promise.
 
         .. math:: \langle d, \nabla h + s \rangle - \tfrac12 \langle d, (G + P / \gamma) d \rangle
             + \rho(w) - \rho(w - d)
@@ -222,10 +222,10 @@ class Proximity:
         return slope - 0.5 * (curvature + self.square(d)) + self.penalty_decrease(d)
 
     def kept_slope(self, d: Vector, grad: Params) -> Scalar:
-        r"""How much of the slope of the gradient step :math:`\gamma P^{-1} y` is left in ``d``.
+        r"""The slope of ``d``, relative to that of the gradient step :math:`\gamma P^{-1} y`.
 
         :math:`\langle d, y \rangle / (\gamma \langle y, P^{-1} y \rangle)` for the linear term
-        :math:`y`: one where curvature is not felt, and less the more of it gamma lets through.
+        :math:`y`: one if curvature has no effect, and less the more effect it has.
         """
         term = self.precondition(self.linear_term(grad))
         whole = self.gamma * dot(term, term)
@@ -234,26 +234,26 @@ class Proximity:
         return jnp.where(vanishes, 1, kept)
 
     def descends(self, d: Vector, slope: Scalar) -> Bool[Array, ""]:
-        """Whether the objective, linearized but for its regularizer, does not rise along ``d``."""
-        # Near a minimum both sides cancel; of the regularizer, rounding is left.
+        """Whether the objective, linearized except for its regularizer, does not rise along d."""
+        # Near a minimum the two terms cancel, up to the rounding of the regularizer.
         rounding = 10 * jnp.finfo(slope.dtype).eps * (jnp.abs(self.penalty) + jnp.abs(slope))
         return slope + self.penalty_decrease(d) >= (0 if self.smooth else -rounding)
 
     def without_momentum(self, where: Bool[Array, ""]) -> Proximity:
-        """The term without momentum where the condition holds."""
+        """The term without momentum if the condition holds."""
         weight = jnp.where(where, jnp.zeros_like(self.gamma), self.last_weight)
         return dataclasses.replace(self, last_weight=weight)
 
 
 def has_momentum(momentum: Any) -> bool:
-    """Whether there is momentum, now or later: an array may be injected, whatever it is now."""
+    """Whether there is momentum, now or later: an injected array may be zero only for now."""
     return isinstance(momentum, jax.Array) or bool(momentum != 0)
 
 
 def check_momentum(momentum: Any) -> Bool[Array, ""]:
-    """Whether momentum is allowed; raises where that is known and false."""
+    """Whether momentum is allowed; raises if it is known not to be."""
     return require(
         lambda m: (m >= 0) & (m < 1),
-        lambda m: f"momentum={m!r}: give a number of at least 0 and below 1",
+        lambda m: f"momentum={m!r}: give a number in [0, 1)",
         momentum,
     )

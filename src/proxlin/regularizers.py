@@ -20,8 +20,8 @@ Where = Callable[[str], bool]
 class Regularizer(abc.ABC):
     r"""A convex function :math:`\rho` of the parameters, a sum over the leaves it applies to.
 
-    A subclass is a frozen dataclass that says what it is on one array; ``where(path)`` picks the
-    leaves by their path, such as ``"layer/kernel"``. The parameters of the other leaves are free.
+    A subclass is a frozen dataclass that defines it on one array; ``where(path)`` picks the leaves
+    by their path, such as ``"layer/kernel"``. Other leaves are not regularized.
 
     Attributes:
         where: which leaves, by their path; all when None.
@@ -78,7 +78,7 @@ class Regularizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Zero(Regularizer):
-    r"""No regularizer, :math:`\rho = 0`: Algorithm 3 is then Algorithm 2, to the bit."""
+    r"""No regularizer, :math:`\rho = 0`: Algorithm 3 is then exactly Algorithm 2."""
 
     where: Where | None = None
     is_zero: ClassVar[bool] = True
@@ -146,7 +146,7 @@ class SquaredL2(Regularizer):
 
     @property
     def modulus(self) -> float:
-        """The strength, where it applies to all leaves."""
+        """The strength, if it applies to all leaves."""
         return self.strength if self.where is None else 0.0
 
     def leaf_value(self, leaf: Leaf) -> Scalar:
@@ -154,7 +154,7 @@ class SquaredL2(Regularizer):
         return 0.5 * self.strength * jnp.sum(leaf**2)
 
     def leaf_prox(self, leaf: Leaf, stepsize: Scalar) -> Leaf:
-        """Shrinking."""
+        """Scaling toward zero."""
         return leaf / (1 + self.strength * stepsize)
 
 
@@ -177,7 +177,7 @@ class ElasticNet(Regularizer):
 
     @property
     def modulus(self) -> float:
-        """``l2``, where it applies to all leaves."""
+        """``l2``, if it applies to all leaves."""
         return self.l2 if self.where is None else 0.0
 
     def leaf_value(self, leaf: Leaf) -> Scalar:
@@ -185,7 +185,7 @@ class ElasticNet(Regularizer):
         return self.l1 * jnp.sum(jnp.abs(leaf)) + 0.5 * self.l2 * jnp.sum(leaf**2)
 
     def leaf_prox(self, leaf: Leaf, stepsize: Scalar) -> Leaf:
-        """Soft thresholding, then shrinking."""
+        """Soft thresholding, then scaling toward zero."""
         return soft_threshold(leaf, self.l1 * stepsize) / (1 + self.l2 * stepsize)
 
 
@@ -231,7 +231,7 @@ class GroupL2(Regularizer):
 
 
 def soft_threshold(x: Leaf, threshold: Scalar) -> Leaf:
-    """Towards zero by the threshold, and to exactly zero within it."""
+    """Moves entries toward zero by the threshold; those within it become exactly zero."""
     return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0)
 
 

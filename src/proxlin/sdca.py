@@ -30,13 +30,13 @@ Duals = Float[Array, "n k"]
 
 
 class SDCAInfo(NamedTuple):
-    """How the solution was approached.
+    """The report of :func:`sdca`.
 
     Attributes:
         primal: the objective after each epoch.
         dual: the dual objective after each epoch, a lower bound of the minimum.
         gap: their difference, which bounds the error of the objective.
-        duals: the dual variables in the end.
+        duals: the final dual variables.
     """
 
     primal: Float[Array, " epochs"]
@@ -69,20 +69,20 @@ def sdca(
 
     Args:
         features: ``(n, d)``, a NumPy or JAX array or a SciPy sparse matrix. Integers and booleans
-            are cast to the default floating-point dtype, and float32 is the least.
+            are cast to the default floating-point dtype, half precision to float32.
         targets: what the loss takes for ``n`` examples.
         loss: a loss with a conjugate.
         strength: :math:`\lambda`, positive.
         epochs: passes over the data.
         key: a random key, for the order of the examples.
         block_size: how many examples to optimize jointly.
-        outputs: :math:`k`; taken from the targets when None.
+        outputs: :math:`k`; taken from the targets if None.
 
     Returns:
         The weights ``(k, d)``, and values, bounds and gaps after each epoch.
 
     Raises:
-        TypeError: for a loss without conjugate, or data that are not real numbers.
+        TypeError: for a loss without a conjugate, or data that are not real numbers.
         ValueError: for data that do not fit or are not finite, or options that are not positive.
 
     Example:
@@ -98,12 +98,12 @@ def sdca(
     k = _count_outputs(targets, n) if outputs is None else outputs
     like = jax.ShapeDtypeStruct((n, k), rows.dtype)
     _check(loss, like, targets, strength, epochs, block_size)
-    strength = float(strength)  # one of NumPy would bring its own precision
+    strength = float(strength)  # a NumPy number would bring its own precision
     c = 1 / (strength * n)
 
     def epoch(duals: Duals, key: Array) -> tuple[Duals, tuple[Array, Array]]:
         order = jax.random.permutation(key, n)
-        # The last block is filled up with index n, which stands for an empty row.
+        # The last block is padded with index n, which stands for an empty row.
         order = jnp.concatenate([order, jnp.full(-n % block_size, n, order.dtype)])
 
         def visit(state: tuple[Weights, Duals], block: Int[Array, " b"]) -> tuple[Any, None]:
@@ -128,7 +128,7 @@ def _block_step(
     duals: Duals,
     block: Int[Array, " b"],
 ) -> tuple[Weights, Duals]:
-    """The dual variables of a block, optimized while all others stay."""
+    """Optimizes the dual variables of a block, with all others fixed."""
     x = rows.dense(block)
     y = targets.at[block].get(mode="clip")
     old = duals.at[block].get(mode="fill", fill_value=0)
@@ -167,7 +167,7 @@ def _many_examples(loss: Loss, y: Array, outputs: Duals, kernel: Array, old: Dua
 def _values(
     rows: _Rows, targets: Array, loss: Loss, strength: float, duals: Duals
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Primal and dual objective at the weights of some dual variables."""
+    """Primal and dual objective, given the dual variables."""
     weights = -1 / (strength * rows.count) * rows.transposed_times(duals)
     ridge = 0.5 * strength * jnp.sum(weights**2)
     primal = jnp.mean(loss.value(rows.times(weights), targets)) + ridge
@@ -176,7 +176,7 @@ def _values(
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Feature rows: all entries, or those that are not zero with their columns, padded."""
+    """Feature rows: all entries, or the nonzero ones with their columns, padded."""
 
     values: Float[Array, "n width"]
     columns: Int[Array, "n width"] | None
@@ -229,8 +229,8 @@ def _rows(features: Any) -> _Rows:
     require(
         lambda x: jnp.isfinite(jnp.sum(x**2, axis=1)),
         lambda x: (
-            f"features hold numbers that are not finite, or whose squares are not, in {x.dtype}; "
-            "leave out or fill in such examples, and scale numbers that are too large"
+            f"features contain numbers that are not finite, or whose squares are not, in {x.dtype};"
+            " leave out or fill in such examples, and scale numbers that are too large"
         ),
         rows.values,
     )
@@ -241,7 +241,7 @@ def _sparse_rows(features: Any) -> _Rows:
     _check_shape(features.shape)
     matrix = features.tocsr()
     if not matrix.has_canonical_format:
-        # Before the cast, because the sum of two booleans is one; and not in what was given.
+        # Before the cast, because the sum of two booleans is one; on a copy, not on the input.
         matrix = matrix.copy()
         matrix.sum_duplicates()
     n, d = matrix.shape
@@ -274,8 +274,8 @@ def _count_outputs(targets: Array, n: int) -> int:
         return max(1, int(np.max(np.asarray(targets))) + 1)
     raise ValueError(
         f"targets of shape {shape} and dtype {targets.dtype} for {n} examples: give integer labels "
-        f"({n},), by .astype(int), or rows ({n}, k), by targets[:, None] where k is one; or say "
-        "how many `outputs` there are"
+        f"({n},), with .astype(int), or rows ({n}, k), with targets[:, None] if k is one; or pass "
+        "the number of `outputs`"
     )
 
 

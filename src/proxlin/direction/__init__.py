@@ -1,4 +1,4 @@
-"""From parameters and a batch to a prox-linear direction, and what is known about it."""
+"""From parameters and a batch to a prox-linear direction and its report."""
 
 from proxlin.direction.function import value_and_direction as value_and_direction
 from proxlin.direction.oracle import Oracle as Oracle

@@ -1,4 +1,4 @@
-r"""``value_and_direction``: a direction in the place of a gradient."""
+r"""``value_and_direction``: a direction in place of a gradient."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def value_and_direction(
 ) -> Callable[..., tuple[tuple[Scalar, Info], Params]]:
     r"""A function that computes the objective and a prox-linear direction.
 
-    It takes the place of ``jax.value_and_grad``. With :math:`h(w) = \sum_i \omega_i
-    \ell_i(f_i(w))` it approximately solves
+    It replaces ``jax.value_and_grad``. With :math:`h(w) = \sum_i \omega_i \ell_i(f_i(w))` it
+    approximately solves
 
     .. math:: d = \operatorname{argmin}_d \sum_i \omega_i\, \ell_i(f_i - J_i d)
         + \tfrac{1}{2 \gamma} \|d\|^2
@@ -44,31 +44,31 @@ def value_and_direction(
         model: ``model(params, inputs, *args) -> outputs`` of shape ``(m, ..., k)``, or a
             :class:`proxlin.Sum` of terms, each with its own model and loss. Inputs, targets,
             ``weights`` and ``info.aux`` are then tuples with one entry for each term.
-        loss: a convex loss; a sum brings its own.
+        loss: a convex loss; None for a sum, whose terms have their own.
         subproblem: :data:`proxlin.dual_quadratic`, :data:`proxlin.primal_quadratic`,
             :data:`proxlin.dual_convex` or :data:`proxlin.primal_convex`.
         solver: how to solve it; None is ``CG(2)`` for linear systems, else
             ``ProximalGradient()``.
-        regularizer: a convex :math:`\rho` of the parameters, added to the objective and, as it
-            is, to the subproblem.
+        regularizer: a convex :math:`\rho` of the parameters, added to the objective and, without
+            approximation, to the subproblem.
         curvature_size: take the curvature from this many examples, spread over the batch, and the
             gradient from all of them; a number, or a function of the batch size. With weights, the
-            heaviest example of each stretch of the batch counts for it. In a sum, from this many of
+            heaviest example of each stretch of the batch represents it. In a sum, from this many of
             each term, and from all of a term that has fewer.
-        chunk_size: go through the batch in chunks of this many examples, so that memory is
-            bounded; for models in which no example influences another.
+        chunk_size: go through the batch in chunks of this many examples, to bound memory; for
+            models in which no example influences another.
         has_aux: whether the model returns ``(outputs, aux)``.
 
     Returns:
         ``fn(params, inputs, targets, *args, gamma=1.0, weights=None) -> ((value, info), d)``.
-        ``args`` are passed to the model as they are (rng keys, BatchNorm statistics, frozen
-        parameters). ``weights``, of shape ``(m,)`` or of that of the outputs without the last
-        axis, make the objective a weighted mean; rows of weight zero may hold anything. ``d``
-        has the structure and dtypes of ``params``, and is zero where ``info.status`` says that
-        it cannot be used.
+        ``args`` are passed to the model unchanged (rng keys, BatchNorm statistics, frozen
+        parameters). ``weights``, of shape ``(m,)`` or that of the outputs without the last axis,
+        make the objective a weighted mean; rows of weight zero may contain anything. ``d`` has the
+        structure and dtypes of ``params``, and is zero if ``info.status`` says that it is not
+        usable.
 
     Raises:
-        TypeError, ValueError: for options, parameters or batches that cannot be used.
+        TypeError, ValueError: for options, parameters or batches that are not allowed.
 
     Example:
         >>> import jax.numpy as jnp

@@ -47,7 +47,7 @@ from proxlin.subproblems import (
 class Oracle:
     """An objective and all options of a direction; see :func:`value_and_direction`.
 
-    ``metric`` and ``momentum`` carry over from step to step; see :func:`proxlin.prox_linear`.
+    ``metric`` and ``momentum`` have a state; see :func:`proxlin.prox_linear`.
     """
 
     model: Model | Sum
@@ -65,9 +65,11 @@ class Oracle:
         objective = self.objective
         object.__setattr__(self, "subproblem", as_subproblem(self.subproblem))
         if not isinstance(self.regularizer, Regularizer):
-            raise TypeError(f"regularizer must be one such as L1(1e-3), not {self.regularizer!r}")
+            raise TypeError(
+                f"regularizer must be a Regularizer such as L1(1e-3), not {self.regularizer!r}"
+            )
         if not isinstance(self.metric, Metric):
-            raise TypeError(f"metric must be one such as Kronecker(), not {self.metric!r}")
+            raise TypeError(f"metric must be a Metric such as Kronecker(), not {self.metric!r}")
         check_momentum(self.momentum)
         self.subproblem.check(
             objective.losses, self.solver, self.regularizer, self.metric, self.momentum
@@ -80,8 +82,8 @@ class Oracle:
                 raise ValueError(f"{name}={size!r}: give a positive integer, or None")
         if self.chunk_size is not None and self.has_aux:
             raise ValueError(
-                "chunk_size with has_aux: statistics of a batch cannot be taken chunk by chunk; "
-                "drop one of the two"
+                "chunk_size with has_aux: batch statistics cannot be computed chunk by chunk; drop "
+                "one of the two"
             )
 
     @property
@@ -156,7 +158,7 @@ class Oracle:
     def _model(
         self, params: Params, batches: tuple[Batch, ...], args: tuple[Any, ...]
     ) -> tuple[Scalar, Any, ConvexModel]:
-        """The objective, what models return beside their outputs, and the convex model."""
+        """The value of the objective, the auxiliary outputs, and the convex model."""
         objective, part = self.objective, batches
         if self.curvature_size is not None:
             part = objective.part(batches, self.curvature_size)
@@ -177,11 +179,11 @@ class Oracle:
         if proximity.inverse is not None and not isinstance(solved.d, MetricVector):
             raise TypeError(
                 f"{self.subproblem} returned a direction that is not in the metric {self.metric}: "
-                "it must be made of proximity.precondition(covector)"
+                "compute it with proximity.precondition(covector)"
             )
 
     def _at(self, params: Params, batches: tuple[Batch, ...], args: tuple[Any, ...]) -> Scalar:
-        """The objective, with the regularizer, at other parameters."""
+        """The objective, including the regularizer, at other parameters."""
         value = self.objective.value(self.objective.outputs(params, batches, args), batches)
         return value + self.regularizer.value(params).astype(value.dtype)
 
@@ -189,7 +191,7 @@ class Oracle:
 def _descending(
     model: ConvexModel, proximity: Proximity, solved: Subsolution
 ) -> tuple[Proximity, Subsolution]:
-    """The same, or without momentum and inner steps where momentum has turned ``d`` to ascent."""
+    """The same, or without momentum and inner steps if momentum has made ``d`` ascend."""
     ascends = dot(plain(solved.d), model.grad) <= 0
     d = jax.lax.cond(
         ascends,
@@ -197,7 +199,7 @@ def _descending(
         lambda: solved.d,
     )
     inexact = ascends & (solved.cost.status == Status.OK)
-    # A prediction that came for free would be that of the other direction.
+    # A prediction that came for free would belong to the other direction.
     cost = solved.cost.with_status(Status.INEXACT, where=inexact)
     return proximity.without_momentum(ascends), solved._replace(d=d, predicted=None, cost=cost)
 
@@ -209,9 +211,9 @@ def _usable(
     slope: Scalar,
     allowed: Bool[Array, ""],
 ) -> Subsolution:
-    """The solution with the VJP of the gradient and the last word on its status.
+    """The solution with its final status, and the VJP of the gradient added to its cost.
 
-    Where it cannot be used, the direction is zero.
+    If it is not usable, its direction becomes zero.
     """
     finite = jnp.isfinite(value) & jnp.isfinite(slope) & all_finite(solved.d)
     bad = solved.cost.status == Status.BAD_VALUE

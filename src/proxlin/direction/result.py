@@ -1,4 +1,4 @@
-r"""A direction, what it is worth, and what it cost."""
+r"""A direction and its report."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from proxlin.subproblems import ConvexModel, Subsolution
 
 
 class Info(NamedTuple):
-    r"""What a direction is worth and what it cost.
+    r"""The report of a direction.
 
     Attributes:
-        grad: the gradient :math:`\nabla h` of the mini-batch objective, free of charge.
+        grad: the gradient :math:`\nabla h` of the mini-batch objective, at no extra cost.
         slope: :math:`\langle d, \nabla h \rangle`, positive for a descent direction :math:`-d`.
         predicted: the decrease :math:`\langle d, \nabla h \rangle - \tfrac12 \langle d, (G +
-            I/\gamma) d \rangle` that the quadratic model promises; NaN where nothing asked for it.
+            I/\gamma) d \rangle` that the quadratic model promises; NaN if nothing asked for it.
         penalty: :math:`\rho(w)`, the regularizer at the parameters.
-        primal: value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
-        dual: value of its dual, a lower bound of the minimum; likewise.
+        primal: the value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
+        dual: the value of its dual, a lower bound of the minimum; NaN for the quadratic ones.
         gap: the difference of the two, which bounds the error of the subproblem's solution.
-        aux: what the model returned beside its outputs.
-        cost: inner steps, the residual before the last one, Jacobian products (the VJP of the
-            gradient among them) and a :class:`proxlin.Status`; ``info.jvps`` is short for
+        aux: the auxiliary output of the model.
+        cost: inner steps, the residual before the last one, Jacobian products (including the VJP
+            of the gradient) and a :class:`proxlin.Status`; ``info.jvps`` is short for
             ``info.cost.jvps``, and so on.
     """
 
@@ -51,7 +51,7 @@ class Info(NamedTuple):
 
     @property
     def residual(self) -> Scalar:
-        """The last relative residual that is known."""
+        """The last known relative residual."""
         return self.cost.residual
 
     @property
@@ -72,22 +72,22 @@ class Info(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Direction:
-    r"""A direction with all that a step rule may ask about it; lives inside one trace.
+    r"""A direction with everything that a step rule may ask about it; lives inside one trace.
 
     Attributes:
         value: the objective :math:`h` at the parameters.
         slope: :math:`\langle d, \nabla h \rangle`.
-        solved: the solution of the subproblem; its direction is zero where it is not usable, and
-            its cost is that of the whole direction.
+        solved: the solution of the subproblem; its direction is zero if it is not usable, and its
+            cost is that of the whole direction.
         model: the convex model it comes from.
         proximity: the proximity term, with the gamma that was used.
         params: the parameters.
-        aux: what the model returned beside its outputs.
-        sound: whether value and gradient are finite and no value was bad. If so and the direction
+        aux: the auxiliary output of the model.
+        sound: whether value and gradient are finite and no value was bad. If so, and the direction
             is not usable, the subproblem is to blame, and a smaller gamma may help.
-        state: what the proximity term keeps, but for the step that is yet to be taken.
+        state: the state of the proximity term, not counting the step that is yet to be taken.
         objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
-            and with the same ``args``; what the model returns beside its outputs is discarded.
+            and with the same ``args``; auxiliary outputs are discarded.
     """
 
     value: Scalar
@@ -103,12 +103,12 @@ class Direction:
 
     @property
     def d(self) -> Params:
-        """The direction in the dtypes of the parameters; zero where it is not usable."""
+        """The direction in the dtypes of the parameters; zero if it is not usable."""
         return cast_like(plain(self.solved.d), self.params)
 
     @property
     def cost(self) -> Cost:
-        """What it cost so far."""
+        """The cost so far."""
         return self.solved.cost
 
     @property
@@ -146,13 +146,13 @@ class Direction:
 
     @property
     def rounding(self) -> Scalar:
-        r"""By how much rounding may change the objective here.
+        r"""How much rounding may change the objective here.
 
         .. math:: 4\, \mathrm{eps} \Bigl(|h + \rho| + \sum_i \omega_i \langle |\nabla \ell_i|, |f_i|
             \rangle \Bigr)
 
-        The second term is what the rounding of outputs does to their losses, much more than that
-        of the losses where targets are nearly met.
+        The second term is the effect of rounding the outputs, which is much larger than that of
+        rounding the losses if outputs are close to their targets.
         """
         outputs = self.model.sensitivity(self.model.outputs)
         return self._units(outputs) + self._units(jnp.abs(self.total))
@@ -162,7 +162,7 @@ class Direction:
 
         .. math:: 4\, \mathrm{eps} \sum_i \omega_i \langle |\nabla \ell_i|, |J_i |w|| \rangle
 
-        It is much more where large numbers cancel inside of the network.
+        It is much larger if large numbers cancel inside the network.
         """
         sizes = jax.tree.map(jnp.abs, self.proximity.params)
         return self._units(self.model.sensitivity(self.model.jvp(sizes)))
@@ -178,18 +178,18 @@ class Direction:
 
     @property
     def kept_slope(self) -> Scalar:
-        """How much of the slope of the gradient step the subproblem has kept."""
+        """The slope of the direction, relative to that of the gradient step."""
         return self.proximity.kept_slope(self.solved.d, self.model.grad)
 
     def displacement(self, eta: Scalar, dual_image: Params | None = None) -> Params:
-        r"""From the parameters back to a trial point, in their dtypes.
+        r"""What to subtract from the parameters for a trial point, in their dtypes.
 
         :math:`\eta d`, or with a regularizer the prox arc :math:`w - \operatorname{prox}_{\eta
         \gamma \rho}(w - \eta \gamma J^* \alpha)`, on which zeros are exact.
 
         Args:
             eta: the stepsize.
-            dual_image: another :math:`J^* \alpha` than the direction's own.
+            dual_image: :math:`J^* \alpha`; by default that of the direction.
         """
         own = self.solved.dual_image
         if own is None:
@@ -198,18 +198,18 @@ class Direction:
         return cast_like(arc, self.params)
 
     def promised(self, eta: Scalar, displacement: Params) -> Scalar:
-        """What the objective, linearized but for its regularizer, falls by."""
+        """The decrease of the objective, linearized except for its regularizer."""
         if self.solved.dual_image is None:
             return eta * self.slope
         wide = cast(displacement, eta.dtype)
         return dot(self.model.grad, wide) + self.proximity.penalty_decrease(wide)
 
     def change(self) -> tuple[Direction, tuple[Array, ...]]:
-        r""":math:`J d`, and the direction with the JVP that it cost."""
+        r"""The direction with one more JVP in its cost, and that JVP, :math:`J d`."""
         return self.spend(jvps=1), self.model.jvp(plain(self.solved.d))
 
     def with_prediction(self) -> Direction:
-        """The same with ``info.predicted``; one JVP where the solver did not give it for free."""
+        """The same with ``info.predicted``; one JVP unless the solver gave it for free."""
         if self.solved.predicted is not None:
             return self
         spent, change = self.change()
@@ -218,10 +218,10 @@ class Direction:
         return dataclasses.replace(spent, solved=spent.solved._replace(predicted=predicted))
 
     def next_state(self, eta: Scalar) -> ProximityState:
-        r"""What the proximity term keeps after a step :math:`\eta d`."""
+        r"""The state of the proximity term after a step :math:`\eta d`."""
         return self.state.after(self.solved.d, eta)
 
     def spend(self, *, jvps: int | Array = 0) -> Direction:
-        """The same, and more products."""
+        """The same, with more products in its cost."""
         solved = self.solved._replace(cost=self.cost.plus(jvps=jvps))
         return dataclasses.replace(self, solved=solved)

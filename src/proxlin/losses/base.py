@@ -63,7 +63,7 @@ class Loss(abc.ABC):
 
     @property
     def has_conjugate(self) -> bool:
-        """Whether :meth:`conjugate` is there."""
+        """Whether :meth:`conjugate` is implemented."""
         return type(self).conjugate is not Loss.conjugate
 
     @abc.abstractmethod
@@ -83,7 +83,7 @@ class Loss(abc.ABC):
     def valid(self, outputs: Any, targets: PyTree) -> Bool[Array, "*n"]:
         """For each example, whether the values of its target are allowed.
 
-        Of the outputs only shape and dtype may be used: this runs before the network does.
+        Only the shape and dtype of the outputs may be used: this runs before the network does.
         """
         return jnp.ones(outputs.shape[:-1], bool)
 
@@ -130,7 +130,7 @@ class Loss(abc.ABC):
         r""":math:`\ell^*(\alpha) = \sup_f \langle f, \alpha \rangle - \ell(f)`, inf off its domain.
 
         Raises:
-            TypeError: where the loss gives none.
+            TypeError: if the loss has none.
         """
         raise TypeError(
             f"{self!r} has no conjugate; the quadratic subproblems do not need one. "
@@ -148,7 +148,7 @@ class Loss(abc.ABC):
 
         By Moreau's identity :math:`f` minimizes :math:`\ell(f) - \langle f, z \rangle +
         \tfrac{\sigma}{2} \|f\|^2`, a smooth and strongly convex function of :math:`k` variables,
-        which damped Newton steps solve without knowledge of :math:`\ell^*`.
+        which damped Newton steps minimize without knowing :math:`\ell^*`.
 
         Args:
             z: the point, of the shape of outputs.
@@ -158,8 +158,8 @@ class Loss(abc.ABC):
         Returns:
             The minimizer; it lies in the domain of the conjugate.
         """
-        # f is of the size of z / sigma: below this, its rounding would decide. In the end the
-        # operator depends on sigma no more than by a multiple of it.
+        # f has the size of z / sigma: with a smaller sigma, its rounding would dominate. Raising
+        # sigma to this changes the result by no more than a multiple of it.
         largest = jnp.max(jnp.abs(z), axis=-1, keepdims=True)
         least = 8 * jnp.finfo(z.dtype).eps * jnp.maximum(largest, 1)
         sigma = jnp.maximum(per_example(stepsize, z), least)
@@ -174,8 +174,8 @@ class Loss(abc.ABC):
             return self.shifted_solve(f, targets, sigma, residual(f))
 
         f = damped_newton(objective, residual, newton, z)
-        # One Newton step more, taken in the dual: f is large where sigma is small and therefore
-        # coarsely rounded, and values that are equal to rounding stop the search at sqrt(eps).
+        # One more Newton step, taken in the dual: where sigma is small, f is large and coarsely
+        # rounded, and the search stops at sqrt(eps), where values are equal up to rounding.
         return self.grad(f, targets) + self.hvp(f, targets, newton(f))
 
 
@@ -200,7 +200,7 @@ def damped_newton(
         like: an array of the shape and dtype of the minimizer.
 
     Returns:
-        The minimizers, their values to rounding: themselves to about the root of it.
+        The minimizers. Their values are exact to rounding, they themselves to about its root.
     """
     eps = jnp.finfo(like.dtype).eps
     halvings = jnp.arange(_NEWTON_HALVINGS, dtype=like.dtype)

@@ -17,13 +17,13 @@ class FromFunction(Loss):
     r"""The loss :math:`\ell(f) = \mathrm{fn}(f, y)` of a convex function; curvature by autodiff.
 
     The factor of the Hessian comes from the eigenvalues of one :math:`k \times k` matrix for each
-    example, so that a singular Hessian is welcome and :math:`k` should be moderate.
+    example, so the Hessian may be singular, and :math:`k` should be moderate.
 
     Attributes:
         fn: ``fn(outputs, target) -> scalar`` for one example, ``outputs`` of shape ``(k,)``.
             Two such losses are equal when their functions are: pass a named function, not a
             fresh lambda, to avoid recompilation.
-        conjugate_fn: ``conjugate(dual, target) -> scalar``, when it is known.
+        conjugate_fn: ``conjugate(dual, target) -> scalar``, if known.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,7 +46,7 @@ class FromFunction(Loss):
 
     @property
     def has_conjugate(self) -> bool:
-        """Whether one was given."""
+        """Whether one was passed."""
         return self.conjugate_fn is not None
 
     def value(self, outputs: Outputs, targets: PyTree) -> PerExample:
@@ -54,7 +54,7 @@ class FromFunction(Loss):
         return _for_each_example(self.fn, outputs, targets)
 
     def conjugate(self, duals: Outputs, targets: PyTree) -> PerExample:
-        """The function that was given; raises TypeError when none was."""
+        """The function that was passed; raises TypeError if none was."""
         if self.conjugate_fn is None:
             return super().conjugate(duals, targets)
         return _for_each_example(self.conjugate_fn, duals, targets)

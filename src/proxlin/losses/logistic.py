@@ -21,15 +21,15 @@ def is_labels(outputs: Any, targets: Any) -> bool:
 
 
 def wide(labels: Targets) -> Int[Array, "*n"]:
-    """Labels in integers of 32 bits or more: in those of 8, class 256 would be class 0."""
+    """Labels as integers of 32 bits or more: in 8 bits, class 256 would be class 0."""
     labels = jnp.asarray(labels)
     return labels.astype(jnp.int32) if labels.dtype.itemsize < 4 else labels
 
 
 def as_distribution(outputs: Outputs, targets: Targets) -> Outputs:
-    """Labels as one-hot vectors; distributions with the sum one that rounding may have cost them.
+    """Labels as one-hot vectors; distributions, scaled to sum to one despite rounding.
 
-    Rows of zeros, as padding has them, stay what they are.
+    Rows of zeros, such as padding, stay zero.
     """
     if is_labels(outputs, targets):
         return jax.nn.one_hot(wide(targets), outputs.shape[-1], dtype=outputs.dtype)
@@ -54,7 +54,7 @@ class ClassLoss(Loss):
         """Targets are integer labels or have the shape of the outputs."""
         check_one_array(self, targets)
         if not is_labels(outputs, targets) and targets.shape != outputs.shape:
-            cast = "; cast labels by .astype(int)" if targets.shape == outputs.shape[:-1] else ""
+            cast = "; cast labels with .astype(int)" if targets.shape == outputs.shape[:-1] else ""
             raise ValueError(
                 f"{type(self).__name__}: targets of shape {targets.shape} and dtype "
                 f"{targets.dtype} for outputs of shape {outputs.shape}; give integer labels of "
@@ -117,7 +117,7 @@ class Logistic(ClassLoss):
     def shifted_solve(
         self, outputs: Outputs, targets: Targets, shift: Float[Array, "*n 1"], rhs: Outputs
     ) -> Outputs:
-        r"""Diagonal plus rank one, by the formula of Sherman and Morrison."""
+        r"""Diagonal plus rank one, by the Sherman-Morrison formula."""
         s = jax.nn.softmax(outputs)
         a = rhs / (s + shift)
         b = s / (s + shift)
@@ -200,11 +200,11 @@ class BinaryLogistic(Loss):
 
 
 def _variance(outputs: Outputs) -> Outputs:
-    # s (1 - s), where 1 - s would cancel for large outputs
+    # s (1 - s); computing 1 - s would cancel for large outputs
     return jax.nn.sigmoid(outputs) * jax.nn.sigmoid(-outputs)
 
 
 def _entropy(mu: Outputs) -> Outputs:
-    """mu log mu, zero at and, for rounding's sake, below zero."""
+    """mu log mu; zero at zero and, because of rounding, below it."""
     positive = mu > 0
     return jnp.where(positive, mu * jnp.log(jnp.where(positive, mu, 1)), 0)

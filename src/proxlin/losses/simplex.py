@@ -1,4 +1,4 @@
-"""Losses on the probability simplex that are not smooth, or smooth but once: hinge, sparsemax."""
+"""Losses on the probability simplex with fewer than two derivatives: hinge and sparsemax."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Hinge(ClassLoss):
     .. math:: \ell(f) = \max_j (f_j + 1 - y_j) - \langle f, y \rangle, \qquad
         \ell^*(\alpha) = \langle \alpha, y \rangle \text{ for } \alpha + y \text{ in the simplex}
 
-    It has no second derivative worth the name, so that only the convex subproblems serve it.
+    It has no useful second derivative, so only the convex subproblems accept it.
     Targets are integer labels ``(*n,)`` or one-hot rows ``(*n, k)``.
 
     Example:
@@ -109,7 +109,7 @@ class Sparsemax(ClassLoss):
         \ell^*(\alpha) = \tfrac12 (\|\alpha + y\|^2 - \|y\|^2)
         \text{ for } \alpha + y \in \triangle
 
-    With :math:`\mu = P(f)`: :math:`\nabla \ell = \mu - y`, and the Hessian is the centring
+    With :math:`\mu = P(f)`: :math:`\nabla \ell = \mu - y`, and the Hessian is the centering
     :math:`I - 1 1^\top / |S|` on the support :math:`S` of :math:`\mu`, a projector and so its own
     factor. Targets are integer labels ``(*n,)`` or distributions ``(*n, k)``.
 
@@ -131,11 +131,11 @@ class Sparsemax(ClassLoss):
         return project_simplex(outputs) - as_distribution(outputs, targets)
 
     def hvp(self, outputs: Outputs, targets: Targets, v: Outputs) -> Outputs:
-        """Centring on the support."""
+        """Centering on the support."""
         return _center(outputs, v)
 
     def hessian_factor(self, outputs: Outputs, targets: Targets) -> Factor:
-        """Centring on the support, which is its own factor."""
+        """Centering on the support, which is its own factor."""
         return Factor(lambda v: _center(outputs, v), lambda v: _center(outputs, v))
 
     def shifted_solve(
@@ -159,7 +159,7 @@ class Sparsemax(ClassLoss):
 
 
 def _center(outputs: Outputs, v: Outputs) -> Outputs:
-    """Subtracts, on the support of the projection of the outputs, the mean of v over it."""
+    """Subtracts from v its mean over the support of the projected outputs; zero off the support."""
     support = (project_simplex(outputs) > 0).astype(v.dtype)
     size = jnp.sum(support, axis=-1, keepdims=True)
     return support * (v - jnp.sum(support * v, axis=-1, keepdims=True) / size)

@@ -1,8 +1,8 @@
-r"""Metrics of the proximity term, learned from the gradients of the steps before.
+r"""Metrics of the proximity term, learned from the gradients of previous steps.
 
 In a metric :math:`P` a prox-linear direction minimizes the model of the objective plus
 :math:`\tfrac{1}{2 \gamma} \langle d, P d \rangle`. Without inner steps it is :math:`\gamma P^{-1}
-\nabla h`: the step of Adam or of Shampoo, if :math:`P` is theirs.
+\nabla h`: a step of Adam or Shampoo, if :math:`P` is theirs.
 """
 
 from proxlin.metrics.base import Diagonal as Diagonal

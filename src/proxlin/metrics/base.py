@@ -1,4 +1,4 @@
-r"""What a metric is; the identity, and the one of Adam."""
+r"""The base class of metrics, the identity, and the metric of Adam."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Inverse = Callable[[Params], Params]
 
 
 class Metric(abc.ABC):
-    """A positive definite linear map of parameter space; a frozen dataclass, its state apart.
+    """A positive definite linear map of parameter space; a frozen dataclass with separate state.
 
     Attributes:
-        is_identity: whether it is the identity, whatever it is given.
+        is_identity: whether it is always the identity.
     """
 
     is_identity: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class Diagonal(Metric):
 
     Attributes:
         decay: :math:`\beta`.
-        epsilon: what is added to the roots.
+        epsilon: added to the roots.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,7 +96,7 @@ class Diagonal(Metric):
     def inverse(self, state: Params, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
         """Divides by the roots."""
         roots = jax.tree.map(jnp.sqrt, unbiased(state, self.decay, taken))
-        # Squares that overflow must not end as a step of zero.
+        # Squares that overflow must not turn into a step of zero.
         roots = jax.tree.map(lambda r: jnp.where(jnp.isfinite(r), r, jnp.nan), roots)
         return lambda x: jax.tree.map(lambda a, r: a / (r + self.epsilon).astype(a.dtype), x, roots)
 
@@ -108,19 +108,19 @@ def zeros(params: Params) -> Params:
 
 
 def average(old: PyTree[Array], new: PyTree[Array], decay: float) -> PyTree[Array]:
-    """One step of an average that forgets."""
+    """One step of an exponential moving average."""
     return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
 
 
 def unbiased(average: PyTree[Array], decay: float, taken: Int[Array, ""]) -> PyTree[Array]:
-    """An average that started at zero, divided by the weights it has gathered."""
+    """An average that started at zero, corrected for that bias."""
     weights = lambda dtype: 1 - jnp.asarray(decay, dtype) ** (taken + 1).astype(dtype)
     return jax.tree.map(lambda x: x / weights(x.dtype), average)
 
 
 def check(metric: Any) -> None:
-    """Raises unless ``decay`` and ``epsilon``, where they are known, are allowed."""
+    """Raises if ``decay`` or ``epsilon`` is known and not allowed."""
     if any(isinstance(value, jax.core.Tracer) for value in (metric.decay, metric.epsilon)):
-        return  # as when they are injected
+        return  # injected
     if not 0 <= metric.decay < 1 or not metric.epsilon > 0:
         raise ValueError(f"{metric}: decay must lie between 0 and 1, and epsilon must be positive")

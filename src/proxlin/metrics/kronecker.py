@@ -1,4 +1,4 @@
-r"""A metric in Kronecker factors, as those of Shampoo and KFAC."""
+r"""A metric in Kronecker factors, like those of Shampoo and KFAC."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
 
 Matrix = Float[Array, "rows columns"]
 Blocks = Float[Array, "blocks n columns"]
-_NEWTON_STEPS = 40  # each makes small eigenvalues more than twice as large
+_NEWTON_STEPS = 40  # each more than doubles small eigenvalues
 
 
 class KroneckerState(NamedTuple):
-    r"""What :class:`Kronecker` has learned.
+    r"""The state of :class:`Kronecker`.
 
     Attributes:
-        moments: for each matrix, the averages of the blocks of :math:`G G^\top` and of those of
-            :math:`G^\top G`; for each vector, those of its squares; in units of ``scales`` squared.
-        roots: the inverse roots of the former and of the latter, as they were last computed.
-        scales: for each leaf, the size of its gradients, so that no square overflows. What the
-            roots are multiplied by does not matter.
+        moments: for each matrix, averages of the blocks of :math:`G G^\top` and :math:`G^\top G`;
+            for each vector, the average of its squares; in units of ``scales`` squared.
+        roots: the inverse roots of the moments when they were last computed.
+        scales: for each leaf, the size of its gradients, so that no square overflows. Constant
+            factors of the roots do not matter.
     """
 
     moments: PyTree[Array]
@@ -41,22 +41,22 @@ class Kronecker(Metric):
         R \leftarrow \beta R + (1 - \beta)\, G^\top G, \quad
         P^{-1} X = c\, L^{-1/q} X R^{-1/q}
 
-    With :math:`q = 2` the product of the factors stands for the second moment itself, as in
-    natural gradients and KFAC; :math:`q = 4` stands for its root and is Shampoo (Gupta, Koren and
-    Singer, 2018).
+    With :math:`q = 2` the product of the factors approximates the second moment itself, as in
+    natural gradients and KFAC; with :math:`q = 4` it approximates its root, as in Shampoo (Gupta,
+    Koren and Singer, 2018).
 
-    A gradient :math:`G` is a matrix whose columns are the outputs of a layer: kernels of
-    convolutions have as many rows as pixels times inputs. Of :math:`L` and :math:`R` diagonal
-    blocks are kept, as equal in size as can be; of vectors, such as biases, the diagonal alone. The
-    factor :math:`c` of each leaf makes the preconditioned linear term of the subproblem as long as
-    it was before, so that gamma has the scale it has without a metric.
+    A gradient :math:`G` is a matrix with one column for each output of a layer; the kernel of a
+    convolution has one row for each pixel and input. :math:`L` and :math:`R` consist of diagonal
+    blocks of nearly equal size; vectors, such as biases, have the diagonal alone. The factor
+    :math:`c` of each leaf gives the preconditioned linear term of the subproblem the length it had
+    before, so gamma has the same scale as without a metric.
 
     Attributes:
         decay: :math:`\beta`.
-        block_size: the most rows of a block.
-        every: how many steps the roots are kept.
+        block_size: the largest number of rows of a block.
+        every: the roots are computed once in this many steps.
         root: :math:`q`, 2 or 4.
-        epsilon: what is added to the diagonals of :math:`L` and :math:`R`, relative to their norms.
+        epsilon: added to the diagonals of :math:`L` and :math:`R`, relative to their norms.
 
     Example:
         >>> import jax.numpy as jnp
@@ -89,7 +89,7 @@ class Kronecker(Metric):
         return KroneckerState(moments, moments, jax.tree.map(_largest, start))
 
     def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
-        """Averages the moments, and computes their roots at every so many steps."""
+        """Averages the moments, and computes their roots once in ``every`` steps."""
         grad = jax.tree.map(lambda g, s: g.astype(s.dtype), grad, state.scales)
         decayed = lambda s, g: jnp.maximum(_largest(g), self.decay**0.5 * s)
         scales = jax.tree.map(decayed, state.scales, grad)
@@ -109,12 +109,11 @@ class Kronecker(Metric):
                 unbiased(moments, self.decay, taken),
             )
 
-        keep = lambda: state.roots
-        kept = jax.lax.cond(taken % self.every == 0, roots, keep)
-        return KroneckerState(moments, kept, scales)
+        latest = jax.lax.cond(taken % self.every == 0, roots, lambda: state.roots)
+        return KroneckerState(moments, latest, scales)
 
     def inverse(self, state: KroneckerState, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
-        """Multiplies by the roots from both sides."""
+        """Multiplies by the roots on both sides."""
         roots = jax.tree.map(
             lambda x, own: jax.tree.map(lambda r: r.astype(x.dtype), own), linear_term, state.roots
         )
@@ -140,7 +139,7 @@ def inverse_roots(g: Array, moments: Any, root: int, epsilon: float) -> Any:
 
 
 def precondition(x: Array, roots: Any, block_size: int) -> Array:
-    """A matrix times its roots from both sides; a vector times its own."""
+    """A matrix multiplied by its roots on both sides; a vector multiplied by its own."""
     if _is_vector(x):
         return x * roots
     left, right = roots
@@ -162,9 +161,8 @@ def _inverse_root(
 
     keeps :math:`X^q A = M` up to a constant and drives :math:`M` to the identity.
     """
-    # Products only, and no eigh: on CPUs two batched eigh at once wait for each other forever when
-    # XLA has two threads, and OpenBLAS's own threads get in the way of XLA's
-    # (https://github.com/jax-ml/jax/issues/39292).
+    # Products only, no eigh: on CPUs two batched eigh at once deadlock if XLA has two threads, and
+    # OpenBLAS's threads compete with XLA's (https://github.com/jax-ml/jax/issues/39292).
     dtype = matrices.dtype
     identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=dtype), matrices.shape)
     norm = _or_one(jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True))
@@ -186,12 +184,12 @@ def _inverse_root(
 
 
 def _or_one(x: Array) -> Array:
-    """One where there was no gradient yet: any finite root will do."""
+    """One where there has been no gradient yet: any finite root will do."""
     return jnp.where(x > 0, x, jnp.ones_like(x))
 
 
 def _is_vector(x: Array) -> bool:
-    """Whether a leaf has no factors: a vector, a number, or nothing at all."""
+    """Whether a leaf has no factors: a vector, a number, or empty."""
     return x.ndim < 2 or x.size == 0
 
 
@@ -200,7 +198,7 @@ def _largest(x: Array) -> Float[Array, ""]:
 
 
 def _ratio(x: Array, y: Array) -> Float[Array, ""]:
-    """The length of x over that of y, one where y vanishes; squares of neither overflow."""
+    """The length of x over that of y, or one if y vanishes, without squares that overflow."""
     scale = _largest(y)
     vanishes = scale == 0
     scale = jnp.where(vanishes, 1, scale)
@@ -215,7 +213,7 @@ def _matrix(x: Array) -> Matrix:
 
 
 def _split(matrix: Matrix, block_size: int) -> Blocks:
-    """The rows in blocks of equal size, with zeros where they reach beyond the matrix."""
+    """The rows in blocks of equal size, padded with zeros."""
     rows = matrix.shape[0]
     blocks = -(-rows // block_size)
     size = -(-rows // blocks)

@@ -1,7 +1,7 @@
 r"""The optimizers: compositions of a direction and a step rule.
 
-Their signatures are spelled out, and no default is a function, for ``optax.inject_hyperparams``: it
-cannot see into ``**options``, and takes functions for schedules. Hence ``subproblem=None``.
+Their signatures are spelled out, and no default is a function, for ``optax.inject_hyperparams``,
+which does not see ``**options`` and treats functions as schedules. This is why ``subproblem=None``.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def prox_linear(
 
         ``updates, state = opt.update(None, state, params, inputs=x, targets=y)``
 
-    with ``args=(...)`` for what the model takes beside its inputs and ``weights`` for the
+    with ``args=(...)`` for what the model takes besides its inputs and ``weights`` for the
     examples. It returns :math:`-\eta d`, to be added by ``optax.apply_updates``. A step is
-    rejected (zero updates, ``state.rejected`` one higher, ``state.aux`` and all else as before)
-    when anything is not finite, a value is not allowed, or the rule finds no step.
+    rejected (zero updates, ``state.rejected`` one higher, ``state.aux`` and all else unchanged)
+    if anything is not finite, a value is not allowed, or the rule does not accept the step.
 
     To set numbers of the rule between steps, inject them into a function of them:
     ``optax.inject_hyperparams(lambda gamma: prox_linear(model, loss, step=Armijo(gamma)))(1.0)``.
@@ -53,33 +53,33 @@ def prox_linear(
     Args:
         model: ``model(params, inputs, *args) -> outputs``, or ``(outputs, aux)`` with ``has_aux``;
             or a :class:`proxlin.Sum` of terms, with tuples of inputs and targets.
-        loss: a convex loss; a sum brings its own.
-        step: a step rule. The default asks for more decrease than the 1e-4 of the paper: on
-            saturated losses, as those of unscaled inputs, a step that realizes next to nothing of
-            its slope can leave a network that does not learn any more.
+        loss: a convex loss; None for a sum, whose terms have their own.
+        step: a step rule. The default requires more decrease than the 1e-4 of the paper: on
+            saturated losses, as with unscaled inputs, a step that realizes almost nothing of its
+            slope can leave a network that no longer learns.
         metric: the metric :math:`P` of the proximity term :math:`\tfrac{1}{2 \gamma} \langle d, P d
             \rangle`: :class:`proxlin.Euclidean`, or :class:`proxlin.Diagonal` or
-            :class:`proxlin.Kronecker`, which learn from the gradients of the steps before.
+            :class:`proxlin.Kronecker`, which learn from the gradients of previous steps.
         momentum: :math:`\mu` of a proximity term :math:`\tfrac{1}{2 \gamma} \|d - \mu P^{-1}
             P_{\text{last}} d_{\text{last}}\|_P^2` around the last step, carried over as a covector
-            where the metric has changed (SPRING where it has not). Where it turns the direction
-            into an ascent direction of the batch, the step is a gradient step in the metric. For
-            heavy balls outside the subproblem take :func:`direction_as_gradient` with
-            ``optax.sgd(1.0, momentum=...)``.
+            if the metric has changed (SPRING if it has not). If momentum would make the direction
+            ascend on the batch, the step is a gradient step in the metric. For heavy-ball momentum
+            outside the subproblem use :func:`direction_as_gradient` with ``optax.sgd(1.0,
+            momentum=...)``.
         subproblem: as in :func:`proxlin.value_and_direction`; None is
             :data:`proxlin.dual_quadratic`.
-        solver: likewise.
-        regularizer: likewise.
-        curvature_size: likewise.
-        chunk_size: likewise.
-        has_aux: likewise.
+        solver: as in :func:`proxlin.value_and_direction`.
+        regularizer: as in :func:`proxlin.value_and_direction`.
+        curvature_size: as in :func:`proxlin.value_and_direction`.
+        chunk_size: as in :func:`proxlin.value_and_direction`.
+        has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: with ``has_aux``, the first ``state.aux``, of the structure the model returns.
 
     Returns:
         An Optax transformation with a :class:`proxlin.ProxLinearState`.
 
     Raises:
-        TypeError, ValueError: for options that cannot be used.
+        TypeError, ValueError: for options that are not allowed.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -124,31 +124,31 @@ def direction_as_gradient(
     has_aux: bool = False,
     init_aux: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""The prox-linear direction in the place of the gradient, for any Optax optimizer.
+    r"""The prox-linear direction in place of the gradient, for any Optax optimizer.
 
     Either ``optax.chain(direction_as_gradient(model, loss), optax.adam(1e-3))``, or with the
     optimizer inside, ``direction_as_gradient(model, loss, optax.adam(1e-3))``: then a rejected
-    step leaves the state of that optimizer as it was, which a chain cannot do. Gamma can be
-    injected as into :func:`spl`.
+    step leaves the state of that optimizer unchanged, which a chain cannot do. Gamma can be
+    injected as for :func:`spl`.
 
     Args:
         model: as in :func:`prox_linear`.
-        loss: likewise.
+        loss: as in :func:`prox_linear`.
         optimizer: what to do with the direction; None returns :math:`+d`.
         gamma: the regularization, a number or an Optax schedule.
         subproblem: as in :func:`prox_linear`.
-        solver: likewise.
-        regularizer: likewise.
-        curvature_size: likewise.
-        chunk_size: likewise.
-        has_aux: likewise.
-        init_aux: likewise.
+        solver: as in :func:`prox_linear`.
+        regularizer: as in :func:`prox_linear`.
+        curvature_size: as in :func:`prox_linear`.
+        chunk_size: as in :func:`prox_linear`.
+        has_aux: as in :func:`prox_linear`.
+        init_aux: as in :func:`prox_linear`.
 
     Returns:
         An Optax transformation with a :class:`proxlin.ProxLinearState`.
 
     Raises:
-        TypeError, ValueError: for options that cannot be used.
+        TypeError, ValueError: for options that are not allowed.
 
     Example:
         >>> import optax
@@ -185,8 +185,8 @@ def spl(
 
     :func:`prox_linear` with :class:`proxlin.Fixed`. To set gamma between steps, inject it:
     ``optax.inject_hyperparams(spl, static_args=("model", "loss"))(model, loss, gamma=1.0)``.
-    Other options that are functions or sizes (``subproblem``, ``curvature_size``, ``chunk_size``)
-    are no numbers to be injected, and belong in its ``static_args`` too.
+    Options that are functions or sizes (``subproblem``, ``curvature_size``, ``chunk_size``) cannot
+    be injected, and belong in its ``static_args`` too.
     """
     return prox_linear(
         model,
@@ -218,7 +218,7 @@ def armijo_spl(
     r"""The paper's Armijo SPL, :math:`w - \eta\, d(\gamma)` with :math:`\eta` by backtracking.
 
     :func:`prox_linear` with :class:`proxlin.Armijo` and the constants of the paper. Gamma can be
-    injected as into :func:`spl`.
+    injected as for :func:`spl`.
     """
     return prox_linear(
         model,
@@ -250,14 +250,14 @@ def auto(
     - the proximity term in a metric that is learned from gradients, :class:`proxlin.Kronecker`, and
       around 0.9 times the last step;
     - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
-      until curvature or the next batch says that steps are long enough, and follows from there.
+      until curvature or the next batch shows that steps are long enough, and adapts from then on.
 
     There is no learning rate, nor any other number to inject. Each piece is an option of
     :func:`prox_linear`.
 
     Args:
         model: as in :func:`prox_linear`.
-        loss: likewise; it needs a Hessian factor.
+        loss: as in :func:`prox_linear`; it needs a Hessian factor.
         chunk_size: as in :func:`proxlin.value_and_direction`.
         has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: as in :func:`prox_linear`.

@@ -1,4 +1,4 @@
-r"""One step of training: a direction, a step along it, and what is kept of both."""
+r"""One step of training: a direction, a step along it, and the next state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepInfo(NamedTuple):
 
     @property
     def residual(self) -> Scalar:
-        """The last relative residual that is known."""
+        """The last known relative residual."""
         return self.cost.residual
 
     @property
@@ -68,11 +68,11 @@ class ProxLinearState(NamedTuple):
         gamma: the regularization: the next one for a trust region, else the last one used.
         eta: the last stepsize, zero if the step was rejected.
         rejected: steps rejected so far.
-        refused: the older name of ``rejected``, until version 0.2.
-        aux: what the model last returned beside its outputs, on steps that were taken.
+        refused: the old name of ``rejected``, until version 0.2.
+        aux: the auxiliary output of the model at the last step that was taken.
         info: the report of the last step.
-        then: the state of the optimizer that the direction is handed to.
-        proximity: what the proximity term keeps: its metric and momentum.
+        then: the state of the optimizer that gets the direction.
+        proximity: the state of the proximity term: its metric and momentum.
         rule: the state of the step rule.
     """
 
@@ -91,30 +91,30 @@ class ProxLinearState(NamedTuple):
 def transformation(
     oracle: Oracle, rule: StepRule, then: optax.GradientTransformation, init_aux: Any
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Hands :math:`\eta d` to ``then``, and keeps all as it was when the step is rejected.
+    r"""Hands :math:`\eta d` to ``then``, and keeps everything unchanged if the step is rejected.
 
     Args:
-        oracle: what gives a direction for a batch.
-        rule: what gives a step along it.
-        then: what makes updates of the step, an Optax transformation.
+        oracle: computes a direction for a batch.
+        rule: decides on a step along it.
+        then: turns the step into updates, an Optax transformation.
         init_aux: the first ``state.aux``.
 
     Returns:
         An Optax transformation with a :class:`ProxLinearState`.
 
     Raises:
-        TypeError, ValueError: for pieces that do not go together.
+        TypeError, ValueError: for pieces that do not work together.
     """
     then = optax.with_extra_args_support(then)
     if not oracle.regularizer.is_zero and not rule.composite:
         raise TypeError(
-            f"{rule} does not know regularizers; use Armijo(), TrustRegion() or Fixed() with "
+            f"{rule} does not support regularizers; use Armijo(), TrustRegion() or Fixed() with "
             f"{oracle.regularizer}"
         )
     if oracle.has_aux != (init_aux is not None):
         raise ValueError(
-            "has_aux=True and init_aux go together: a model that returns (outputs, aux) needs the "
-            "first aux, of the same structure, before its first step"
+            "has_aux=True and init_aux go together: for a model that returns (outputs, aux), pass "
+            "the first aux, of the same structure, as init_aux"
         )
 
     def init(params: Params) -> ProxLinearState:
@@ -178,7 +178,7 @@ def transformation(
 
 
 def _arrays(params: Params) -> Params:
-    """Parameters as JAX has them; shapes, and what Optax asks ``init`` with, as they are."""
+    """Parameters as JAX arrays; shapes, and the placeholders of Optax, unchanged."""
     if not jax.tree.leaves(params):
         return params
     check_params(params)
@@ -187,11 +187,11 @@ def _arrays(params: Params) -> Params:
 
 
 def _own(x: Any) -> Array:
-    """A leaf of the first state, in a buffer of its own.
+    """A leaf of the first state, in its own buffer and with a dtype.
 
-    A step that is given the state to overwrite (``donate_argnums``) gives each buffer away once,
-    and not those of the parameters or of ``init_aux``. With a dtype, because numbers would be
-    weakly typed and compile a second program.
+    With ``donate_argnums`` a step may give each buffer away only once, and not those of the
+    parameters or ``init_aux``. Without a dtype, numbers would be weakly typed and compile a second
+    program.
     """
     return jnp.array(x, jnp.result_type(x), copy=True)
 
@@ -225,7 +225,7 @@ def _report(value: Scalar, step: Step) -> StepInfo:
 
 
 def _default(x: Array) -> Array:
-    """A number in the default precision, whatever that of the parameters; counts as they are."""
+    """A number in the default precision, whatever that of the parameters; counts unchanged."""
     return x.astype(jnp.result_type(float)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 

@@ -1,4 +1,4 @@
-"""Solvers of the subproblems; they know nothing of networks or losses."""
+"""Solvers of the subproblems; they know nothing about networks or losses."""
 
 from proxlin.solvers.cg import CG as CG
 from proxlin.solvers.cholesky import Cholesky as Cholesky

@@ -1,4 +1,4 @@
-"""Conjugate gradients, with the products it does not need left out."""
+"""Conjugate gradients, without the products they do not need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxlin.algebra import Scalar, Vector, add_scaled, count, dot, scale, selec
 from proxlin.solvers.system import Cost, LinearSolver, NormalSystem, Solution, Status
 
 # Not lineax.CG or jax.scipy.sparse.linalg.cg: both loop, and Jacobian products of convolutions
-# are some 18 times slower inside a loop on XLA:CPU (https://github.com/jax-ml/jax/issues/12868);
+# are about 18 times slower inside a loop on XLA:CPU (https://github.com/jax-ml/jax/issues/12868);
 # and both apply M and M* at every step, while the last step here applies M alone.
 _UNROLLED_STEPS = 10
 
@@ -22,22 +22,22 @@ _UNROLLED_STEPS = 10
 class CG(LinearSolver):
     r"""A fixed number of conjugate-gradient steps from :math:`x = 0`.
 
-    Step by step :math:`M q` gives the curvature :math:`\langle q, A q \rangle = \text{shift}
+    At each step :math:`M q` gives the curvature :math:`\langle q, A q \rangle = \text{shift}
     \|q\|^2 + \|M q\|^2` and updates :math:`M x`; only the next residual needs :math:`M^*`. So
     :math:`\tau` steps apply :math:`M` :math:`\tau` times and :math:`M^*` :math:`\tau - 1` times
-    (once more for the right-hand side where the system has data).
+    (once more for the right-hand side if the system has data).
 
     The iteration ends at rounding level (residual below 10 eps of the right-hand side) and at a
-    breakdown (curvature not positive or not finite). Where the system has data :math:`s`, the
-    answer is the last iterate whose misfit :math:`t = s - M x` satisfies
+    breakdown (curvature that is not positive or not finite). If the system has data :math:`s`, the
+    result is the last iterate whose misfit :math:`t = s - M x` satisfies
 
     .. math:: \langle t, s \rangle > 10\, \mathrm{eps}\, \|t\| \|s\|
 
     The left side is the slope of the dual direction, positive at every step in exact arithmetic.
-    With ``max_steps=0`` the answer is the one for :math:`M = 0`.
+    With ``max_steps=0`` the result is the one for :math:`M = 0`.
 
-    The status is INEXACT after a breakdown, where the last iterate was held back, and where
-    rounding may have changed a tenth of the answer. With :math:`\kappa = 1 + \|M\|^2 /
+    The status is INEXACT after a breakdown, if the result is not the last iterate, and if
+    rounding may have changed a tenth of the result. With :math:`\kappa = 1 + \|M\|^2 /
     \text{shift}` the relative error of :math:`x` at convergence is about :math:`\kappa\,
     \mathrm{eps}`, and that of a misfit about :math:`\sqrt \kappa\, \mathrm{eps}\, \|s\| / \|t\|`:
     the residual of the system is of the order of :math:`\mathrm{eps} \|M\| \|s\|`, and
@@ -65,7 +65,7 @@ class CG(LinearSolver):
             raise ValueError(f"CG(max_steps={self.max_steps!r}): give an integer of at least 0")
 
     def solve(self, system: NormalSystem) -> Solution:
-        """Takes ``max_steps`` steps, or fewer where they are enough or one breaks down."""
+        """Takes ``max_steps`` steps, or fewer if they are enough or one breaks down."""
         if self.max_steps == 0:
             return without_products(system)
         state = _start(system)
@@ -106,14 +106,14 @@ class _State(NamedTuple):
     q: Vector  # the next conjugate direction
     rr: Scalar  # <r, r>
     rr0: Scalar  # the same at x = 0
-    residual: Scalar  # relative, the last one that is known
+    residual: Scalar  # relative, the last known one
     stretch: Scalar  # the largest |M q|^2 / |q|^2 so far
     least: Scalar  # the least <q, A q> / |q|^2
     steps: Int[Array, ""]
     products: Int[Array, ""]
     frozen: Bool[Array, ""]
     broken: Bool[Array, ""]
-    ahead: Bool[Array, ""]  # the present iterate is not the one that is kept
+    ahead: Bool[Array, ""]  # the current iterate is not the kept one
 
 
 def _start(system: NormalSystem) -> _State:
@@ -187,7 +187,7 @@ def _relative(rr: Scalar, rr0: Scalar) -> Scalar:
 
 
 def _descends(system: NormalSystem, misfit: Vector) -> Bool[Array, ""]:
-    """Whether the slope of the dual direction is more than rounding."""
+    """Whether the slope of the dual direction exceeds rounding."""
     if system.data is None:
         return jnp.asarray(True)
     eps = jnp.finfo(system.shift.dtype).eps
@@ -198,13 +198,13 @@ def _descends(system: NormalSystem, misfit: Vector) -> Bool[Array, ""]:
 def rounding_status(
     system: NormalSystem, stretch: Scalar, least: Scalar, misfit: Vector
 ) -> Int[Array, ""]:
-    r"""OK, or INEXACT where rounding may have changed a tenth of the answer.
+    r"""OK, or INEXACT if rounding may have changed a tenth of the result.
 
     Args:
         system: what was solved.
-        stretch: :math:`\|M q\|^2 / \|q\|^2`, the largest that was seen.
+        stretch: the largest :math:`\|M q\|^2 / \|q\|^2` seen.
         least: the least :math:`\langle q, A q \rangle / \|q\|^2`, for systems without a shift.
-        misfit: that of the answer.
+        misfit: the misfit of the result.
     """
     least = jnp.where(system.shift > 0, system.shift, least)
     condition = 1 + stretch / jnp.where(least > 0, least, 1)

@@ -1,4 +1,4 @@
-"""Direct solves through the smaller of the two Gram matrices."""
+"""Direct solves with the smaller of the two Gram matrices."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ Products = tuple[int, int]  # how often M and M* are applied
 class Cholesky(LinearSolver):
     r"""Solves the system exactly by a Cholesky factorization of its small Gram matrix.
 
-    Of :math:`M^* M` and :math:`M M^*` the smaller is formed, of size :math:`\min(m k, p)`; the
-    solution of the other system follows by the formula of Woodbury. The misfit :math:`s - M x` of
-    the dual would cancel for large gamma: with a preimage :math:`M v = s` it is computed as
+    It forms the smaller of :math:`M^* M` and :math:`M M^*`, of size :math:`\min(m k, p)`; the
+    solution of the other system follows by the Woodbury formula. The misfit :math:`s - M x` of the
+    dual would cancel for large gamma: with a preimage :math:`M v = s` it is computed as
     :math:`\text{shift} M (\text{shift} I + M^* M)^{-1} v`, else it is refined once.
 
-    A matrix that is singular to rounding is factorized with rounding added to its diagonal, and a
-    shift that would be lost in a difference is raised to rounding level, so that the answer is that
-    of a smaller gamma. The status is then INEXACT.
+    A matrix that is singular to rounding is factorized with rounding added to its diagonal. A shift
+    that would be lost in a difference is raised to rounding level, which gives the result of a
+    smaller gamma. In both cases the status is INEXACT.
 
-    Beside what Jacobian products of the batch need, memory is bounded by
+    Besides what Jacobian products of the batch need, memory is bounded by
     :math:`4 \min(m k, p)^2 + 4\, \text{max\_elements}` numbers: the matrix, its symmetric and
-    shifted copies and its factor, and the blocks of which it is made.
+    shifted copies and its factor, and the blocks it is made of.
 
     Attributes:
-        independent: take the rows of the Jacobian example by example instead of by products with
-            the whole batch, which costs about m times less. Only for models in which no example
-            influences another; this is checked by one product with the whole batch.
-        max_elements: how many elements a block of the Jacobian has at most; at least one example
-            at a time. Blocks are computed anew for each product with another block.
+        independent: compute the rows of the Jacobian example by example instead of by products
+            with the whole batch, about m times cheaper. Only for models in which no example
+            influences another; this is checked with one product of the whole batch.
+        max_elements: the largest number of elements in a block of the Jacobian; at least one
+            example at a time. Blocks are computed again for each product with another block.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ class Cholesky(LinearSolver):
         map_back = _map_back_on_x if on_x else _map_back_on_image
         x, misfit, mapping = map_back(dataclasses.replace(system, shift=shift), inverse)
         if system.data is not None:
-            # The direction is the misfit over the shift that was given.
+            # The direction is the misfit over the original shift.
             misfit = scale(system.shift / shift, misfit)
         return Solution(
             x=x,
@@ -119,19 +119,19 @@ def _unravel(like: Vector) -> Callable[[Array], Vector]:
 
 
 def _cancels(system: NormalSystem, on_x: bool) -> bool:
-    """Whether the way back from the Gram matrix is a difference, over the shift."""
+    """Whether mapping back from the Gram matrix takes a difference and divides by the shift."""
     if system.rhs is not None:
         return not on_x
     return on_x and system.preimage is None
 
 
 def _rounding(gram: Matrix) -> float:
-    """By how much, relatively, forming and factorizing the matrix changes its diagonal."""
+    """The relative change of the diagonal from forming and factorizing the matrix."""
     return (gram.shape[0] + 10) * float(jnp.finfo(gram.dtype).eps)
 
 
 def _least_shift(system: NormalSystem, gram: Matrix) -> Scalar:
-    """The shift, or the one of a smaller gamma where a difference over it would be noise."""
+    """The shift, or that of a smaller gamma if a difference divided by it would be noise."""
     return jnp.maximum(system.shift, _rounding(gram) * jnp.max(jnp.diagonal(gram)))
 
 
@@ -140,8 +140,8 @@ def _inverse(
 ) -> tuple[Callable[[Vector], Vector], Bool[Array, ""]]:
     """The inverse of the shifted matrix, and whether that is singular to rounding.
 
-    If so, rounding is added to its diagonal: a pivot may be less than nothing without. Entry by
-    entry, since the factorization does not mind how rows are scaled.
+    If so, rounding is added to its diagonal, because a pivot may be negative otherwise; entry by
+    entry, because the factorization does not depend on the scale of rows.
     """
     matrix = gram + shift * jnp.eye(gram.shape[0], dtype=gram.dtype)
     diagonal = _rounding(gram) * jnp.diagonal(matrix)
@@ -198,7 +198,7 @@ def _map_back_on_image(
 def _gram_of_products(
     system: NormalSystem, x_like: Vector, image_like: Vector, on_x: bool, max_elements: int
 ) -> Matrix:
-    """M* M or M M*, column by column, some columns at a time."""
+    """M* M or M M*, a few columns at a time."""
     first, second = (system.forward, system.adjoint) if on_x else (system.adjoint, system.forward)
     small, large = (x_like, image_like) if on_x else (image_like, x_like)
     unravel = _unravel(small)
@@ -217,11 +217,11 @@ def _gram_of_rows(
 ) -> tuple[Matrix, Bool[Array, ""], Products]:
     """A A^T or A^T A of the dense rows A; whether A is the matrix of the products; the cost.
 
-    As many VJPs as an example has rows give those of all examples. One product more tells whether
-    they are the same where examples are together: it is compared with A times a vector.
+    One VJP for each row of an example gives the rows of all examples. One more product checks that
+    they are the same for the whole batch: it is compared with A times a vector.
     """
     like = system.data if rows.of_x else system.rhs
-    # Not ones, and not a multiple of anything: nothing must cancel by design.
+    # Not ones or any other pattern, so that nothing cancels by design.
     probe = jnp.cos(jnp.arange(_size(like), dtype=jax.tree.leaves(like)[0].dtype))
     product = (system.adjoint if rows.of_x else system.forward)(_unravel(like)(probe))
     gram, image = _gram_and_product(rows, on_x, max_elements, probe)
@@ -254,20 +254,20 @@ def _gram_and_product(
 
 
 def _blocks(term: TermRows, max_rows: int) -> Int[Array, "blocks size"]:
-    """Numbers of the examples of each block; those of the last may be too large."""
+    """The indices of the examples of each block; in the last one, some may be too large."""
     size = min(term.examples, max(1, max_rows // term.per_example))
     return jnp.arange(-(-term.examples // size) * size).reshape(-1, size)
 
 
 def _block(term: TermRows, numbers: Int[Array, " b"]) -> Float[Array, "rows p"]:
-    """Rows of some examples, those of the last one in the place of numbers too large."""
+    """The rows of some examples; an index too large gives those of the last example."""
     return term.block(jnp.minimum(numbers, term.examples - 1))
 
 
 def _over_blocks(
     term: TermRows, max_rows: int, fn: Callable[[Array], Array]
 ) -> Float[Array, "rows n"]:
-    """``fn`` of all rows, some of them at a time."""
+    """``fn`` of all rows, a block at a time."""
     blocks = jax.lax.map(lambda i: fn(_block(term, i)), _blocks(term, max_rows))
     return blocks.reshape(-1, blocks.shape[-1])[: term.examples * term.per_example]
 
@@ -275,7 +275,7 @@ def _over_blocks(
 def _add_outer_products(
     total: Matrix, term: TermRows, max_rows: int, probe: Float[Array, " p"]
 ) -> tuple[Matrix, Float[Array, " rows"]]:
-    """Adds A^T A of one term, some rows at a time; and A times a vector."""
+    """Adds A^T A of one term, a block at a time; and A times a vector."""
 
     def add(total: Matrix, numbers: Array) -> tuple[Matrix, Array]:
         real = jnp.repeat(numbers < term.examples, term.per_example)

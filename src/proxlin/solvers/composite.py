@@ -30,8 +30,8 @@ class CompositeProblem:
         image_inner: the inner product of the space of :math:`A x`.
         start: a first :math:`x`.
         start_image: :math:`A` of it.
-        bounds: :math:`(x, A x) \mapsto` the values of this problem and of its dual as a
-            minimum and a maximum that meet at the solution; costs one ``adjoint``.
+        bounds: :math:`(x, A x) \mapsto` an upper and a lower bound, the values of this problem and
+            of its dual, which meet at the solution; costs one ``adjoint``.
     """
 
     apply: Callable[[Vector], Vector]
@@ -51,11 +51,10 @@ class CompositeSolution(NamedTuple):
     Attributes:
         x: the solution.
         image: :math:`A x`.
-        upper: the value of the minimization among the two bounds.
-        lower: the value of the maximization.
-        cost: steps, the size of the last one relative to the first as residual, products with
-            :math:`A` (``jvps``) and :math:`A^*` (``vjps``); INEXACT if the gap asked for was not
-            reached.
+        upper: the upper bound.
+        lower: the lower bound.
+        cost: steps; as residual, the size of the last step relative to the first; products with
+            :math:`A` (``jvps``) and :math:`A^*` (``vjps``); INEXACT if the gap was not reached.
     """
 
     x: Vector
@@ -80,17 +79,17 @@ class ProximalGradient(CompositeSolver):
     .. math:: x \leftarrow \operatorname{prox}_{\psi / L}(y - A^* \nabla \varphi(A y) / L)
 
     from an extrapolated :math:`y`. The constant :math:`L` doubles until :math:`\langle \nabla
-    \varphi(A x) - \nabla \varphi(A y), A (x - y) \rangle \le L \|x - y\|^2`, so that no step size
-    is asked for, and the extrapolation starts anew whenever it points uphill, so that strong
-    convexity is used without being known. Since :math:`A y` is extrapolated like :math:`y`, a
-    step costs one :math:`A^*` and one :math:`A`, and each doubling one :math:`A` more.
+    \varphi(A x) - \nabla \varphi(A y), A (x - y) \rangle \le L \|x - y\|^2`, so no step size is
+    needed. The extrapolation restarts whenever it points uphill, which exploits strong convexity
+    without knowing it. Since :math:`A y` is extrapolated like :math:`y`, a step costs one
+    :math:`A^*` and one :math:`A`, and each doubling one more :math:`A`.
 
     The steps run in a loop, in which convolutions are slow on CPUs.
 
     Attributes:
         max_steps: the largest number of steps.
-        gap: stop when the duality gap is this small; it is looked at every 10 steps, for one
-            :math:`A^*` more. None never looks, and stops at rounding level.
+        gap: stop when the duality gap is this small; it is computed every 10 steps, with one more
+            :math:`A^*`. None stops at rounding level.
     """
 
     max_steps: int = 100
@@ -103,7 +102,7 @@ class ProximalGradient(CompositeSolver):
             )
 
     def solve(self, problem: CompositeProblem) -> CompositeSolution:
-        """Steps until the gap is closed, nothing moves any more, or there were enough."""
+        """Iterates until the gap is closed, nothing moves, or for ``max_steps`` steps."""
         state = jax.lax.while_loop(
             lambda s: ~s.done & (s.steps < self.max_steps),
             lambda s: self._stop(problem, _step(problem, s)),
@@ -142,7 +141,7 @@ class ProximalGradient(CompositeSolver):
 class _State(NamedTuple):
     x: Vector
     image: Vector
-    before: Vector  # the x before
+    before: Vector  # the previous x
     image_before: Vector
     theta: Scalar  # Nesterov's sequence
     lipschitz: Scalar

@@ -21,9 +21,8 @@ class SmoothSolution(NamedTuple):
 
     Attributes:
         x: the minimizer.
-        cost: steps, the norm of the last gradient relative to that of the first as residual, one
-            product each way for each value and gradient; INEXACT if the tolerance asked for was
-            not reached.
+        cost: steps; as residual, the norm of the last gradient relative to the first; one JVP and
+            one VJP for each value and gradient; INEXACT if the tolerance was not reached.
     """
 
     x: Vector
@@ -59,7 +58,7 @@ class LBFGS(SmoothSolver):
     def minimize(
         self, value_and_grad: Callable[[Vector], tuple[Scalar, Vector]], start: Vector
     ) -> SmoothSolution:
-        """Steps until the gradient is small enough, or there were enough."""
+        """Iterates until the gradient is small enough, or for ``max_steps`` steps."""
         function = _with_gradient(value_and_grad)
         optimizer = optax.lbfgs()
         reuse = optax.value_and_grad_from_state(function)
@@ -87,7 +86,7 @@ class LBFGS(SmoothSolver):
         state = _State(
             x=start, inner=inner, steps=count(0), norm=first, evaluations=count(1), done=first == 0
         )
-        # optax.lbfgs adds integers of different widths, which a strict setting would not allow
+        # optax.lbfgs adds integers of different widths, which strict dtype promotion forbids
         with jax.numpy_dtype_promotion("standard"):
             state = jax.lax.while_loop(
                 lambda s: ~s.done & (s.steps < self.max_steps) & (s.norm > self.tolerance * first),
@@ -118,7 +117,7 @@ class _State(NamedTuple):
 def _with_gradient(
     value_and_grad: Callable[[Vector], tuple[Scalar, Vector]],
 ) -> Callable[[Vector], Scalar]:
-    """The function whose derivative JAX takes from ``value_and_grad``, not from its trace."""
+    """The function with the gradient of ``value_and_grad``, which JAX need not differentiate."""
 
     @jax.custom_vjp
     def function(x: Vector) -> Scalar:

@@ -24,10 +24,10 @@ class MultiShiftCG(LinearSolver):
 
     .. math:: x = V y, \qquad (\text{shift} I + T)\, y = \|\text{rhs}\| e_1
 
-    is the iterate of conjugate gradients for any shift. As products with the network are the same
-    for all of them, ``jax.vmap`` over gamma makes a whole grid of directions for the products of
-    one. It keeps ``max_steps`` vectors of parameters in memory, and lacks the guards of
-    :class:`CG` against many steps of rounding: it is for a few steps.
+    is the iterate of conjugate gradients for any shift. The products with the network are the same
+    for all shifts, so ``jax.vmap`` over gamma computes a grid of directions with the products of
+    one. It stores ``max_steps`` vectors of parameters and lacks the guards of :class:`CG` against
+    rounding over many steps: use it for a few.
 
     Attributes:
         max_steps: the number of steps, from 0 to 10.
@@ -49,7 +49,7 @@ class MultiShiftCG(LinearSolver):
         if not isinstance(self.max_steps, int) or not 0 <= self.max_steps <= 10:
             raise ValueError(
                 f"MultiShiftCG(max_steps={self.max_steps!r}): give an integer from 0 to 10; for "
-                "more steps take CG"
+                "more steps use CG"
             )
 
     def solve(self, system: NormalSystem) -> Solution:
@@ -83,8 +83,8 @@ class _Basis(NamedTuple):
     r"""An orthonormal basis of the Krylov space.
 
     ``vectors`` are :math:`V`, ``images`` :math:`M V`, ``diagonal`` and ``off_diagonal`` those of
-    :math:`V^* M^* M V`, the latter with the entry that leads out of the space before the last
-    vector; ``length`` is that of the right-hand side.
+    :math:`V^* M^* M V`; the last entry of the latter couples the last vector to those before it.
+    ``length`` is that of the right-hand side.
     """
 
     vectors: Sequence[Vector]
@@ -109,7 +109,7 @@ def _lanczos(system: NormalSystem, steps: int) -> _Basis:
         if off_diagonal:
             following = add_scaled(following, -off_diagonal[-1], vectors[-2])
         norm = jnp.sqrt(dot(following, following))
-        # What is left at rounding level would be noise as a direction: the space is exhausted.
+        # A remainder at rounding level is noise: the space is exhausted.
         norm = jnp.where(norm > 10 * jnp.finfo(norm.dtype).eps * diagonal[-1], norm, 0)
         off_diagonal.append(norm)
         vectors.append(_unit(following, norm))
@@ -117,13 +117,13 @@ def _lanczos(system: NormalSystem, steps: int) -> _Basis:
 
 
 def _unit(x: Vector, length: Scalar) -> Vector:
-    """The vector of length one, or zero where there is none."""
+    """The vector scaled to length one, or zero if its length is zero."""
     factor = jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1), 0)
     return jax.tree.map(lambda leaf: jnp.where(factor > 0, factor * leaf, 0), x)
 
 
 def _tridiagonal(basis: _Basis, shift: Scalar, steps: int) -> list[Scalar]:
-    """The solution of the small system of the first steps, by elimination without pivots."""
+    """The solution of the small system of the first steps, by elimination without pivoting."""
     pivots: list[Scalar] = []
     rights: list[Scalar] = []
     for i in range(steps):

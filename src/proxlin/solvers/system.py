@@ -1,7 +1,7 @@
-r"""The one linear system of this library, and what a solver says of its solution.
+r"""The one linear system of this library, and what a solver returns.
 
 Both quadratic subproblems are :math:`(\text{shift} I + M^* M) x = \text{rhs}`. A solver knows
-nothing of networks or losses: it sees :math:`M` and :math:`M^*` as functions on pytrees.
+nothing about networks or losses: it sees :math:`M` and :math:`M^*` as functions on pytrees.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from proxlin.deprecation import deprecated_fields
 
 
 class Status(enum.IntEnum):
-    """How a direction came about.
+    """How the computation of a direction ended.
 
-    OK: solved as asked. The inner steps asked for were made, or fewer were enough.
+    OK: solved as requested, in the given number of inner steps or fewer.
 
-    INEXACT: stopped early, but descending; the step may be taken. Conjugate gradients met
-    curvature that is not positive, or an iterate that does not descend, and kept the last one
-    that does; or gamma is so large that rounding may have changed the direction by a tenth and
-    more. ``BREAKDOWN`` is an older name of it.
+    INEXACT: a descent direction, but not the one requested; the step may be taken. Conjugate
+    gradients met non-positive curvature, or an iterate that does not descend, and returned the last
+    one that does; or a convex solver did not reach its tolerance; or gamma is so large that
+    rounding may have changed the direction by a tenth or more. ``BREAKDOWN`` is an older name.
 
-    ASCENT: what was computed is not a descent direction, so that something has gone wrong on the
-    way to it. Such a step is never taken.
+    ASCENT: the result is not a descent direction, so something has gone wrong. Such a step is never
+    taken.
 
     NON_FINITE: the value, the gradient or the direction is not finite. Such a step is never taken.
 
@@ -47,13 +47,12 @@ class Status(enum.IntEnum):
 
 
 class Cost(NamedTuple):
-    r"""What a solver, a subproblem or a whole direction has cost, and how it ended.
+    r"""The cost of a solver, a subproblem or a whole direction, and how it ended.
 
     Attributes:
-        steps: inner steps that were taken; zero for a direct solver.
-        residual: the last relative residual that is known, NaN for a direct solver. It is the
-            one before the last step where that step was taken: the one after it would cost a
-            product more.
+        steps: inner steps; zero for a direct solver.
+        residual: the last known relative residual, NaN for a direct solver. It usually is the one
+            before the last step: the one after it would cost one more product.
         jvps: products with the Jacobian; for a solver, with :math:`M`.
         vjps: products with its adjoint; for a solver, with :math:`M^*`.
         status: a :class:`Status`.
@@ -67,15 +66,15 @@ class Cost(NamedTuple):
 
     @property
     def transposed(self) -> Cost:
-        """The same, of an operator whose products are those of the other's adjoint."""
+        """The same, with products of the operator and its adjoint exchanged."""
         return self._replace(jvps=self.vjps, vjps=self.jvps)
 
     def plus(self, *, jvps: int | Array = 0, vjps: int | Array = 0) -> Cost:
-        """The same, and these products."""
+        """The same, plus these products."""
         return self._replace(jvps=self.jvps + jvps, vjps=self.vjps + vjps)
 
     def with_status(self, status: Status, *, where: Bool[Array, ""]) -> Cost:
-        """The same, with another status where the condition holds."""
+        """The same, with another status if the condition holds."""
         return self._replace(status=jnp.where(where, count(status), self.status))
 
 
@@ -99,8 +98,8 @@ class Rows(NamedTuple):
     Attributes:
         terms: the rows of each term, in their order in :math:`x` or :math:`M x`.
         of_x: whether rows belong to entries of :math:`x` (the dual) or of :math:`M x`.
-        tolerance: how much, relatively, rounding may make these rows differ from those of
-            :math:`M`; more is taken for another matrix.
+        tolerance: by how much, relatively, rounding may make these rows differ from those of
+            :math:`M`; a larger difference means another matrix.
     """
 
     terms: tuple[TermRows, ...]
@@ -122,8 +121,8 @@ class NormalSystem:
         shift: a non-negative number.
         rhs: the right-hand side, or None.
         data: :math:`s`, or None.
-        preimage: some :math:`v` with :math:`M v = s`, where one is known.
-        rows: makes dense rows for direct solvers, where examples are independent.
+        preimage: some :math:`v` with :math:`M v = s`, if one is known.
+        rows: makes dense rows for direct solvers, if examples are independent.
     """
 
     forward: Callable[[Vector], Vector]
@@ -154,8 +153,8 @@ class Solution(NamedTuple):
 
     Attributes:
         x: the solution.
-        misfit: :math:`s - M x`, or :math:`-M x` where there are no data: what the products
-            computed on the way give for free, and more exactly than a subtraction at the end.
+        misfit: :math:`s - M x`, or :math:`-M x` without data. The solver's own products give it for
+            free, and more accurately than a subtraction at the end.
         cost: steps, products with :math:`M` (``jvps``) and :math:`M^*` (``vjps``), and how the
             solver ended.
     """
@@ -169,8 +168,8 @@ class LinearSolver(abc.ABC):
     """A solver of :class:`NormalSystem`; a frozen dataclass.
 
     Attributes:
-        takes_metric: whether it takes all inner products by :func:`proxlin.extend.dot`, and makes
-            vectors of sums and multiples alone, so that it also works in the space of a metric.
+        takes_metric: whether all its inner products go through :func:`proxlin.extend.dot` and all
+            its vectors are sums and multiples of others, so that it also works in a metric.
     """
 
     takes_metric: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Step rules: how far to go along a direction, and with which gamma to look for the next one."""
+"""Step rules: how far to go along a direction, and which gamma to use for the next one."""
 
 from proxlin.steps.regions import SlopeState as SlopeState
 from proxlin.steps.regions import StochasticTrustRegion as StochasticTrustRegion

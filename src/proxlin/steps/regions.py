@@ -1,4 +1,4 @@
-r"""Rules that adapt gamma: to the decrease of the batch, or to the slope of the next one."""
+r"""Rules that adapt gamma: to the decrease on the batch, or to the slope on the next one."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ class TrustRegion(StepRule):
     .. math:: \text{ratio} = \frac{h(w) - h(w - d)}
         {\langle d, \nabla h \rangle - \tfrac12 \langle d, (G + I/\gamma) d \rangle}
 
-    on the same batch, with both sides raised by the rounding of :math:`h`. A regularizer counts on
-    both sides. Below ``low`` gamma shrinks, above ``high`` it grows, and a ratio that is not
-    positive, or not finite, rejects the step as well. Where the subproblem has no usable solution,
-    gamma shrinks too. Where no more is predicted than rounding, the ratio says nothing: there is
+    on the same batch, with the rounding of :math:`h` added to numerator and denominator; both
+    include a regularizer. Below ``low`` gamma shrinks, above ``high`` it grows, and a ratio that is
+    not positive or not finite also rejects the step. If the subproblem has no usable solution,
+    gamma shrinks too. If the prediction is below rounding, the ratio is meaningless: there is
     nothing to lose, and gamma grows.
 
-    Gamma does not grow where the proximity term is not felt any more, :math:`\|d\|^2 / \gamma \le
-    \sqrt{\mathrm{eps}} \langle d, \nabla h \rangle`, so that it comes to rest at a minimum. Nor
-    does it grow while conjugate gradients are badly truncated, because few steps solve a less
-    regularized subproblem even less. They are when they realize less than half of the decrease
-    :math:`\tfrac12 \langle d, \nabla h \rangle` that an exact solution has; and when they leave
-    more than ``max_residual`` of the subproblem unsolved, unless the direction keeps half of the
-    slope of :math:`\gamma \nabla h`: no solution has more slope than that, so that at least half
-    of what there is to gain is gained.
+    Gamma does not grow once the proximity term has no effect, :math:`\|d\|^2 / \gamma \le
+    \sqrt{\mathrm{eps}} \langle d, \nabla h \rangle`, so it settles at a minimum. Nor does it grow
+    while conjugate gradients are badly truncated, because few steps solve a less regularized
+    subproblem even worse. They are if they realize less than half of the decrease :math:`\tfrac12
+    \langle d, \nabla h \rangle` of an exact solution; and if their residual exceeds
+    ``max_residual``, unless the direction keeps half of the slope of :math:`\gamma \nabla h`: no
+    solution has more slope than that, so at least half of the possible gain is realized.
 
     Attributes:
         gamma: the first gamma.
@@ -68,7 +67,7 @@ class TrustRegion(StepRule):
             raise ValueError(f"{self}: needs low <= high, grow >= 1 and min_gamma <= max_gamma")
 
     def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
-        """The gamma carried on."""
+        """The gamma carried over."""
         return carried
 
     def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
@@ -81,7 +80,7 @@ class TrustRegion(StepRule):
         decrease = direction.total - direction.objective(displacement)
         ratio = (decrease + slack) / (predicted + slack)
         ratio = jnp.where(predicted >= 0, ratio, -one)
-        # A critical point: nothing to predict.
+        # At a critical point there is nothing to predict.
         ratio = jnp.where(_vanishes(direction.d), one, ratio)
         accepted = (ratio > 0) & jnp.isfinite(ratio)
         blind = predicted <= slack
@@ -108,15 +107,15 @@ class TrustRegion(StepRule):
 
 
 class SlopeState(NamedTuple):
-    r"""What :class:`StochasticTrustRegion` keeps from step to step.
+    r"""The state of :class:`StochasticTrustRegion`.
 
     Attributes:
         displacement: the last one, :math:`s`.
-        curvature: :math:`\langle s, G s \rangle` of it, on its own batch.
+        curvature: its :math:`\langle s, G s \rangle`, on its own batch.
         mean_curvature: the average of these curvatures.
-        mean_slope: the average of the slopes where steps ended, each on the batch after its own.
-        ratio: the second average over the first.
-        starting: whether slopes have not turned yet.
+        mean_slope: the average of the slopes where steps ended, each on the following batch.
+        ratio: ``mean_slope`` over ``mean_curvature``.
+        starting: whether the ratio has not yet fallen to 0.1.
     """
 
     displacement: Params
@@ -129,45 +128,44 @@ class SlopeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StochasticTrustRegion(StepRule):
-    r"""Model steps, with gamma adapted to the slope that the next batch finds at their ends.
+    r"""Model steps, with gamma adapted to the slope that the next batch has where they end.
 
-    Where a step :math:`s = w - w^+` ends, the gradient of the next batch :math:`S^+`, which is
-    computed anyway and knows nothing of the step, tells how much slope is left. On the way there
-    the curvature of the model has taken :math:`\langle s, G_S s \rangle` off it:
+    At the end of a step :math:`s = w - w^+`, the gradient of the next batch :math:`S^+`, which is
+    computed anyway and is independent of the step, gives the remaining slope. Along the step, the
+    curvature of the model has reduced the slope by :math:`\langle s, G_S s \rangle`. The ratio
 
     .. math:: \text{ratio} = \frac{\operatorname{mean} \langle \nabla h_{S^+}(w^+), s \rangle}
         {\operatorname{mean} \langle s, G_S s \rangle}
 
     is large for short steps, zero for steps to the lowest point of their line, minus a half for
-    steps that end as high as they began, and minus one for steps that followed nothing but the
-    noise of their batch. Both are averaged over steps before they are divided, so that the noise
-    of batches cancels. Above ``target`` gamma grows, below it shrinks, by a factor of at most
+    steps that end as high as they began, and minus one for steps that followed only the noise of
+    their batch. Both are averaged over steps before they are divided, so that the noise of batches
+    cancels. Above ``target`` gamma grows, below it shrinks, by a factor of at most
     :math:`e^{\text{rate}}` a step.
 
-    The target is not zero, because the step that gains most at once is too short for all that
-    come after it: noise stays where curvature is, and is soon unlearned when gamma falls. Nor is
-    the slope at the start of steps, on their own batch, what to divide by: much may be noise.
+    The target is not zero, because the step with the largest immediate gain is too short for those
+    that follow: noise stays in directions of curvature, and is soon unlearned when gamma falls. Nor
+    is the slope at the start of a step, on its own batch, a good denominator: much may be noise.
 
-    Two things go faster. At the start, until the ratio falls to 0.1 for the first time, gamma
-    doubles while the subproblem feels no curvature (its solution keeps 97 % of the gradient step's
-    slope): this is how it leaves a first gamma that was much too small. And it is halved when the
+    Gamma changes faster in two cases. At the start, until the ratio first falls to 0.1, it doubles
+    while curvature has no effect on the subproblem (its solution keeps 97 % of the gradient step's
+    slope): this is how it leaves a first gamma that is much too small. And it is halved if the
     convex model is lowest before the middle of the direction.
 
-    The length of each step is that of :class:`ModelStep`, and where losses are not negative at most
-    that with :math:`\langle \nabla h_S(w), s \rangle \le 2 h_S(w)`. The way to the lowest point of
-    a parabola that is nowhere negative satisfies this, so that steps are shortened only where
-    curvature is missing: when few examples of a batch still have a loss, and the model is taken
-    from others. Gamma shrinks then. A step whose slope promises :math:`h_S(w)` or more is looked at
-    before it is taken, by one forward pass; if the batch objective rises, the step is rejected and
-    gamma halved.
+    The length of each step is that of :class:`ModelStep`, bounded for non-negative losses by
+    :math:`\langle \nabla h_S(w), s \rangle \le 2 h_S(w)`. A step to the minimum of a non-negative
+    parabola satisfies this, so steps are shortened only if curvature is missing: if few examples of
+    a batch still have a loss, and the model is taken from others. Gamma shrinks then. A step whose
+    slope promises :math:`h_S(w)` or more is tried first, with one forward pass; if the batch
+    objective rises, the step is rejected and gamma halved.
 
     Costs one JVP, and one copy of the parameters in memory.
 
     Attributes:
-        gamma: the first gamma; rather too small than too large.
+        gamma: the first gamma; better too small than too large.
         target: the ratio to keep.
         width: the distance from it at which gamma changes by the whole rate.
-        rate: the largest change of the logarithm of gamma in one step, but for the two above.
+        rate: the largest change of the logarithm of gamma in one step, except in the two cases.
         decay: of the averages.
         min_gamma: the least gamma.
         max_gamma: the largest gamma.
@@ -192,7 +190,7 @@ class StochasticTrustRegion(StepRule):
             raise ValueError(f"{self}: needs a finite target and min_gamma <= max_gamma")
 
     def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
-        """The gamma carried on."""
+        """The gamma carried over."""
         return carried
 
     def init(self, params: Params) -> SlopeState:
@@ -208,7 +206,7 @@ class StochasticTrustRegion(StepRule):
         )
 
     def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
-        """Asks the gradient of this batch about the last step; one JVP."""
+        """Judges the last step by the gradient of this batch; one JVP."""
         lowest, direction, change = best_on_model(direction)
         eta = jnp.minimum(lowest, _furthest(direction))
         displacement = direction.displacement(eta)
@@ -238,14 +236,14 @@ class StochasticTrustRegion(StepRule):
     def _rises(
         self, direction: Direction, eta: Scalar, displacement: Params
     ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-        """Whether the objective rises where a step promises all of it; one forward pass there."""
+        """Whether the objective rises, if a step promises all of it; one forward pass then."""
         much = direction.usable & (eta * direction.slope >= jnp.abs(direction.value))
         highest = direction.value + direction.rounding
         rises = lambda: ~(direction.objective(displacement) <= highest)
         return jax.lax.cond(much, rises, lambda: jnp.asarray(False)), count(much)
 
     def _ratio(self, direction: Direction, state: SlopeState) -> tuple[Scalar, Scalar, Scalar]:
-        """What remains of slopes over curvature, one while there was none; the two averages."""
+        """The remaining slope over the curvature, one as long as there is none; both averages."""
         last = cast(state, direction.value.dtype)
         average = lambda old, new: self.decay * old + (1 - self.decay) * new
         curvature = average(last.mean_curvature, last.curvature)
@@ -270,7 +268,7 @@ class StochasticTrustRegion(StepRule):
 
 
 def _slack(direction: Direction) -> tuple[Direction, Scalar]:
-    """The rounding of the objective; where little more is predicted, one JVP tells it better."""
+    """The rounding of the objective; with one more JVP if the prediction is not much larger."""
     slack = direction.rounding
     predicted = direction.info.predicted
     near = direction.usable & (predicted >= 0) & (predicted <= 1e4 * slack)
@@ -279,7 +277,7 @@ def _slack(direction: Direction) -> tuple[Direction, Scalar]:
 
 
 def _furthest(direction: Direction) -> Scalar:
-    """The stepsize at which a slope promises twice the value, which is all there is to gain."""
+    """The stepsize at which the slope promises twice the value, the most there is to gain."""
     slope = direction.slope
     bounded = (slope > 0) & direction.model.nonnegative
     return jnp.where(bounded, 2 * direction.value / jnp.where(bounded, slope, 1), jnp.inf)

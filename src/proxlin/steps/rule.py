@@ -1,4 +1,4 @@
-r"""What a step rule is, and what it decides."""
+r"""The base class of step rules, and what they decide."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ScalarOrSchedule = float | Array | Callable[[Any], Any]
 
 
 class Step(NamedTuple):
-    r"""What a rule decided.
+    r"""The decision of a step rule.
 
     Attributes:
         eta: the stepsize.
         displacement: what to subtract from the parameters, :math:`\eta d` or the prox arc at
             :math:`\eta`.
         accepted: whether to take the step.
-        gamma: the gamma to carry on with.
-        info: the report of the direction, with what the rule has asked and spent.
+        gamma: the gamma to carry over.
+        info: the report of the direction, including what the rule asked and spent.
         evaluations: forward passes at trial points.
         state: the next state of the rule, if the step is taken.
     """
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class StepRule(abc.ABC):
-    """Decides how far to go along a direction; a frozen dataclass, its state apart.
+    """Decides how far to go along a direction; a frozen dataclass with separate state.
 
     Attributes:
         gamma: the regularization of the subproblem, a number or an Optax schedule.
@@ -56,11 +56,11 @@ class StepRule(abc.ABC):
         return at(self.gamma, count(0))
 
     def gamma_at(self, steps: Int[Array, ""], carried: Scalar) -> Scalar:
-        """The gamma for a step, given the number of steps before it and the one carried on."""
+        """The gamma for a step, given the number of steps before it and the gamma carried over."""
         return at(self.gamma, steps)
 
     def init(self, params: Params) -> Any:
-        """The state before the first step, a pytree; nothing, for most rules."""
+        """The state before the first step, a pytree; empty for most rules."""
         return ()
 
     @abc.abstractmethod
@@ -74,12 +74,12 @@ def at(value: ScalarOrSchedule, steps: Int[Array, ""]) -> Scalar:
 
 
 def known(condition: Any) -> bool:
-    """Whether a condition is known to hold, as one of traced numbers (injected ones) is not."""
+    """Whether a condition is known to hold; one on traced (injected) numbers is not."""
     return not isinstance(condition, jax.core.Tracer) and bool(condition)
 
 
 def check_positive(rule: StepRule, *names: str) -> None:
-    """Raises unless these attributes, where they are known, are positive numbers."""
+    """Raises if one of these attributes is known and not a positive number."""
     for name in names:
         value = getattr(rule, name)
         if callable(value) or isinstance(value, jax.core.Tracer):
@@ -89,7 +89,7 @@ def check_positive(rule: StepRule, *names: str) -> None:
 
 
 def check_fraction(rule: StepRule, *names: str) -> None:
-    """Raises unless these attributes, where they are known, lie between 0 and 1."""
+    """Raises if one of these attributes is known and not between 0 and 1."""
     for name in names:
         value = getattr(rule, name)
         if not isinstance(value, jax.core.Tracer) and not 0 < value < 1:

@@ -1,4 +1,4 @@
-r"""Rules that decide how far to go, with a gamma that is given."""
+r"""Rules that decide how far to go, for a given gamma."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Armijo(StepRule):
         + \text{rounding}
 
     is taken, with the rounding of the objective at :math:`w`. Each search starts at ``max_eta``:
-    nothing carries over from one batch to the next. Trial points see the same batch and the same
-    ``args`` (so the same dropout), and their statistics are discarded. If no stepsize passes, the
-    step is rejected.
+    nothing carries over from one batch to the next. Trial points use the same batch and the same
+    ``args`` (and so the same dropout), and their statistics are discarded. If no stepsize passes,
+    the step is rejected.
 
     With a regularizer the trial points lie on the prox arc, :math:`w_\eta =
     \operatorname{prox}_{\eta \gamma \rho}(w - \eta \gamma J^* \alpha)`, and the test is
@@ -76,7 +76,7 @@ class Armijo(StepRule):
     .. math:: (h + \rho)(w_\eta) \le (h + \rho)(w) - \beta \bigl(\langle \nabla h, w - w_\eta
         \rangle + \rho(w) - \rho(w_\eta)\bigr) + \text{rounding}
 
-    with a positive bracket; if none passes, the search is repeated on the arc of the gradient.
+    with a non-negative bracket; if none passes, the search is repeated on the arc of the gradient.
 
     Attributes:
         gamma: the regularization, a number or an Optax schedule.
@@ -99,7 +99,7 @@ class Armijo(StepRule):
             raise ValueError(f"Armijo(max_backtracks={self.max_backtracks}): give at least 0")
 
     def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
-        """Searches; one forward pass for each trial."""
+        """Searches, with one forward pass for each trial."""
         eta, passed, evaluations = self._search(direction, None, direction.usable)
         displacement = direction.displacement(eta)
         if not direction.proximity.smooth:
@@ -148,9 +148,9 @@ class ModelStep(StepRule):
         \sum_i \omega_i\, \ell_i(f_i - \eta J_i d) + \tfrac{\eta^2}{2 \gamma} \|d\|^2
 
     costs one JVP and no forward pass. The quadratic model does not see how far a saturated loss
-    is from its quadratic expansion; the convex model does. Where curvature is taken from a part
-    of the batch, so is the convex model, its slope corrected to that of the whole batch. It does
-    not know regularizers.
+    is from its quadratic expansion; the convex model does. If curvature is taken from a part of
+    the batch, so is the convex model, with its slope corrected to that of the whole batch. It does
+    not support regularizers.
 
     Attributes:
         gamma: the regularization, a number or an Optax schedule.
@@ -176,7 +176,7 @@ class ModelStep(StepRule):
 
 
 def best_on_model(direction: Direction) -> tuple[Scalar, Direction, TermOutputs]:
-    """The stepsize of :class:`ModelStep`, the direction with the JVP that it cost, and that JVP."""
+    """The stepsize of :class:`ModelStep`, the direction with one more JVP, and that JVP."""
     direction, change = direction.change()
     derivative = _model_derivative(direction, change)
     one = jnp.ones_like(direction.value)
@@ -187,8 +187,8 @@ def best_on_model(direction: Direction) -> tuple[Scalar, Direction, TermOutputs]
         beyond = ~(derivative(middle) <= 0)
         return jnp.where(beyond, low, middle), jnp.where(beyond, middle, high)
 
-    # Whether the whole step is best is asked once, and carried: where the model is a parabola the
-    # answer is a matter of rounding, and compilers may round a second answer the other way.
+    # Whether the whole step is best is decided once and reused: if the model is a parabola, this
+    # depends on rounding, and a compiler may round differently the second time.
     shortest = jnp.where(derivative(one) <= 0, one, jnp.zeros_like(one))
     smallest = jnp.finfo(one.dtype).tiny / jnp.finfo(one.dtype).eps
     eta, _ = jax.lax.while_loop(
@@ -200,7 +200,7 @@ def best_on_model(direction: Direction) -> tuple[Scalar, Direction, TermOutputs]
 
 
 def _model_derivative(direction: Direction, change: TermOutputs) -> Callable[[Scalar], Scalar]:
-    """The derivative in eta of the convex model along the direction, which changes outputs so."""
+    """The derivative of the convex model in eta, given the change J d of the outputs."""
     model, proximity = direction.model, direction.proximity
     gain = lambda eta: model.slope_along(change, eta)
     missing = zero = jnp.zeros_like(direction.value)

@@ -1,4 +1,4 @@
-"""Primal and dual subproblems, quadratic and convex; each says what it can take."""
+"""Primal and dual subproblems, quadratic and convex; each declares what it accepts."""
 
 from proxlin.subproblems.base import Subproblem as Subproblem
 from proxlin.subproblems.base import Subsolution as Subsolution

@@ -1,4 +1,4 @@
-r"""What a subproblem is: it says what it can take, and solves it."""
+r"""The base class of subproblems: it declares what it accepts, and solves it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Subsolution(NamedTuple):
     Attributes:
         d: the direction; with a metric :math:`P` together with :math:`P d`.
         cost: steps, products with the Jacobian and its adjoint, and how it ended.
-        dual_image: :math:`J^* \alpha`, of which the direction is :math:`\nabla r^*`; None where
-            there is no regularizer and the direction is a multiple of it.
-        predicted: the decrease the model promises; None where it did not come for free.
+        dual_image: :math:`J^* \alpha`, which :math:`\nabla r^*` maps to the direction; None without
+            a regularizer, where the direction is a multiple of it.
+        predicted: the decrease that the model promises; None if it did not come for free.
         primal: the value of the convex subproblem at :math:`d`; None for the quadratic ones.
-        dual: the value of its dual, a lower bound of the minimum; likewise.
+        dual: the value of its dual, a lower bound; None for the quadratic ones.
     """
 
     d: Vector
@@ -44,11 +44,11 @@ class Subsolution(NamedTuple):
 class Subproblem(abc.ABC):
     """A convex problem whose solution is a direction; a frozen dataclass.
 
-    A subclass gives :meth:`solve`, and says what it can take by overriding the rest; by default
-    that is any loss, any solver, any regularizer and any metric.
+    A subclass implements :meth:`solve`, and overrides the rest to declare what it accepts; by
+    default that is any loss, any solver, any regularizer and any metric.
 
     Attributes:
-        name: what messages call it; the name of the class if None.
+        name: its name in messages; that of the class if None.
         takes_metric: whether it works in a metric and with momentum.
     """
 
@@ -57,14 +57,14 @@ class Subproblem(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
-        """Solves it approximately, by a solver or by the default one."""
+        """Solves it approximately, with the given solver or the default one."""
 
     def missing(self, loss: Loss) -> str | None:
         """What a loss lacks, and what to do about it; None if nothing."""
         return None
 
     def solvers(self, loss: Loss, regularizer: Regularizer) -> dict[type, str]:
-        """The kinds of solvers that serve, and how to write them."""
+        """The kinds of solvers that it accepts, and how to write them."""
         return {object: "any solver"}
 
     def check(
@@ -75,7 +75,7 @@ class Subproblem(abc.ABC):
         metric: Metric,
         momentum: Any,
     ) -> None:
-        """Raises TypeError, saying what is missing and what would work, unless all fit."""
+        """Raises TypeError, with what is missing and what would work, unless all fit."""
         name = self.name or type(self).__name__
         for loss in losses:
             missing = self.missing(loss)
@@ -97,27 +97,29 @@ class Subproblem(abc.ABC):
         what = f"momentum={momentum}" if metric.is_identity else f"{metric}"
         if not self.takes_metric or not regularizer.is_zero:
             raise TypeError(
-                f"{what} works with subproblem=dual_quadratic or primal_quadratic and without "
+                f"{what} works with subproblem=dual_quadratic or primal_quadratic and without a "
                 f"regularizer, not with {self} and {regularizer}"
             )
         if not metric.is_identity and not getattr(solver, "takes_metric", solver is None):
             raise TypeError(f"{what} works with solver=CG(max_steps), not with {solver}")
 
     def __call__(self, **options: Any) -> Any:
-        """The same with other options; so that ``functools.partial`` of it goes on working."""
+        """The same with other options; keeps ``functools.partial`` of it working."""
         return dataclasses.replace(self, **options)  # type: ignore[type-var]
 
 
 def as_subproblem(given: Any) -> Subproblem:
-    """What was given as ``subproblem=``, if it is one.
+    """The subproblem that was passed as ``subproblem=``.
 
     Raises:
         TypeError: for anything else.
     """
     if isinstance(given, functools.partial) and isinstance(given.func, Subproblem):
         new = given()
-        warn_deprecated("functools.partial of a subproblem", instead=repr(new), removal="0.2")
+        options = ", ".join(f"{name}=..." for name in given.keywords)
+        instead = f"{type(new).__name__}({options})"
+        warn_deprecated("functools.partial of a subproblem", instead=instead, removal="0.2")
         return new
     if not isinstance(given, Subproblem):
-        raise TypeError(f"subproblem must be one such as dual_quadratic, not {given!r}")
+        raise TypeError(f"subproblem must be a Subproblem such as dual_quadratic, not {given!r}")
     return given

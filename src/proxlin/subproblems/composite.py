@@ -1,4 +1,4 @@
-r"""Subproblems in the parameters whose proximity term is not smooth, or whose loss is kept."""
+r"""Subproblems in the parameters that are not linear systems."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def primal_composite(
         grad: its gradient.
 
     Returns:
-        The direction, what it cost, and the duality gap.
+        The direction, its cost, and the duality gap.
     """
 
     def dual_image(image: TermOutputs) -> Params:
@@ -56,8 +56,8 @@ def primal_composite(
             bounds=bounds,
         )
     )
-    # With a regularizer the direction is the end of the prox arc, so that steps along it are
-    # sparse; at the solution this changes nothing. The VJP is the one of the bounds.
+    # With a regularizer the direction is the end of the prox arc, so steps along it are sparse; at
+    # the solution this changes nothing. The VJP is that of the bounds.
     image = None if proximity.smooth else dual_image(solution.image)
     d = solution.x if image is None else proximity.conjugate_grad(image)
     return convex_solution(

@@ -1,12 +1,12 @@
-r"""The convex-linear subproblems: the loss kept as it is.
+r"""The convex-linear subproblems, which do not approximate the loss.
 
 .. math::
     \min_d \sum_i \omega_i\, \ell_i(f_i - J_i d) + r(d) = - \min_a
     \sum_i \omega_i (\ell_i^*(a_i) - \langle f_i, a_i \rangle) + r^*(J^* (\omega a))
 
-Dual variables are scaled by the weights: :math:`\alpha_i = \omega_i a_i`, so that each :math:`a_i`
-lies in the domain of its :math:`\ell_i^*` whatever its weight, and steps are taken in the inner
-product that the weights define.
+Dual variables are scaled by the weights, :math:`\alpha_i = \omega_i a_i`: each :math:`a_i` lies in
+the domain of its :math:`\ell_i^*` whatever its weight, and steps are taken in the inner product
+that the weights define.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class PrimalConvex(Subproblem):
         return f"a smooth loss, which {loss} is not; use subproblem=dual_convex with {COMPOSITE}"
 
     def solvers(self, loss: Loss, regularizer: Regularizer) -> dict[type, str]:
-        """Composite ones; without a regularizer smooth ones too."""
+        """Composite ones; without a regularizer, smooth ones too."""
         smooth: dict[type, str] = {SmoothSolver: "LBFGS()"} if regularizer.is_zero else {}
         return {CompositeSolver: COMPOSITE, **smooth}
 
     def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
-        """Solves it, by ``ProximalGradient()`` if no solver is given."""
+        """Solves it, by default with ``ProximalGradient()``."""
         outputs = model.outputs
         slope = model.output_grad(outputs)
 
@@ -87,7 +87,7 @@ class DualConvex(Subproblem):
     domain of the conjugate: the simplex for the logistic, hinge and sparsemax losses. They start
     at the gradient of the loss, which is a (proximal) gradient step in the parameters. The
     regularizer enters exactly, through its proximity operator. For the squared loss the dual is a
-    linear system, and linear solvers serve it too. It needs a finite gamma.
+    linear system, and linear solvers work too. It needs a finite gamma.
 
     ``proxlin.dual_convex`` is a ready instance.
     """
@@ -105,14 +105,14 @@ class DualConvex(Subproblem):
         )
 
     def solvers(self, loss: Loss, regularizer: Regularizer) -> dict[type, str]:
-        """Composite ones; for a quadratic loss without regularizer linear ones too."""
+        """Composite ones; for a quadratic loss without a regularizer, linear ones too."""
         linear: dict[type, str] = (
             {LinearSolver: LINEAR} if regularizer.is_zero and loss.quadratic else {}
         )
         return {CompositeSolver: COMPOSITE, **linear}
 
     def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
-        """Solves it, by ``ProximalGradient()`` if no solver is given."""
+        """Solves it, by default with ``ProximalGradient()``."""
         if isinstance(solver, LinearSolver):
             return DualQuadratic().solve(model, proximity, solver)
         proximity, finite = proximity.with_finite_gamma("primal_convex")

@@ -1,4 +1,4 @@
-r"""The convex model of the objective: its losses, on the linearized networks.
+r"""The convex model of the objective: its losses of the linearized networks.
 
 Around parameters :math:`w` with outputs :math:`f`, and with weights :math:`\omega` that sum to one
 (:math:`1/m` each, if all examples count the same; in a sum of terms, to the weight of their term),
@@ -44,7 +44,7 @@ class Factors:
 
     @property
     def preimage(self) -> TermOutputs | None:
-        r"""Some :math:`v` with :math:`\sqrt{\omega} B v = \omega g`, where all terms know one."""
+        r"""Some :math:`v` with :math:`\sqrt{\omega} B v = \omega g`, if all terms know one."""
         known = tuple(b.preimage for b in self.terms if b.preimage is not None)
         return known if len(known) == len(self.terms) else None
 
@@ -61,7 +61,7 @@ class ConvexModel:
         linearizations: the network of each term on them.
         grad: the gradient of the objective, on the whole batch.
         whole: whether these examples are the whole batch. If not, the model is corrected by a
-            linear term so that its gradient is the one of the whole batch.
+            linear term so that its gradient is that of the whole batch.
     """
 
     objective: Objective
@@ -102,7 +102,7 @@ class ConvexModel:
         return self.objective.output_grad(outputs, self.batches)
 
     def value_along(self, d: Params, change: TermOutputs) -> Scalar:
-        r"""The model at :math:`d`, which changes outputs by :math:`-J d`."""
+        r"""The model at :math:`d`, given the ``change`` :math:`J d`."""
         value = self.value(add_scaled(self.outputs, -1, change))
         if self.whole:
             return value
@@ -110,7 +110,7 @@ class ConvexModel:
         return value + own - dot(self.grad, d)
 
     def slope_along(self, change: TermOutputs, eta: Scalar) -> Scalar:
-        r"""How fast the model of these examples falls at :math:`\eta d`, from :math:`J d`."""
+        r"""How fast the model of these examples falls at :math:`\eta d`, given :math:`J d`."""
         return dot(change, self.output_grad(add_scaled(self.outputs, -eta, change)))
 
     def weigh(self, x: TermOutputs) -> TermOutputs:
@@ -128,12 +128,12 @@ class ConvexModel:
         )
 
     def curvature(self, change: TermOutputs) -> Scalar:
-        r"""From :math:`J d`: :math:`\langle d, G d \rangle`, :math:`G` the Gauss-Newton matrix."""
+        r""":math:`\langle d, G d \rangle` for the Gauss-Newton matrix, given :math:`J d`."""
         root = self.factors().rmv(change)
         return dot(root, root)
 
     def sensitivity(self, changes: TermOutputs) -> Scalar:
-        r"""By how much such changes of outputs, of any sign, can change the objective.
+        r"""How much changes of the outputs by up to these amounts can change the objective.
 
         .. math:: \sum_i \omega_i \langle |\nabla \ell_i|, |v_i| \rangle
         """

@@ -7,10 +7,10 @@ Hessians in the place of :math:`g` and :math:`B`, and :math:`M = J^* B`, they ar
     (I / \gamma + M M^*)\, d &= J^* g  &&\text{(primal)} \\
     (I / \gamma + M^* M)\, u &= M^* J^* g, \quad d = \gamma (J^* g - M u) &&\text{(dual)}
 
-so that :math:`\alpha = g - B u` is the dual variable of the paper, and :math:`u = 0` is a
-gradient step. With momentum the linear term :math:`J^* g` is that of the proximity term; with a
-metric :math:`P` the identity of parameter space becomes :math:`P`, and :math:`M = P^{-1} J^* B`
-with :math:`M^* = B^\top J` in its inner product.
+so :math:`\alpha = g - B u` is the dual variable of the paper, and :math:`u = 0` is a gradient
+step. With momentum the linear term :math:`J^* g` is that of the proximity term; with a metric
+:math:`P` the identity of parameter space becomes :math:`P`, and :math:`M = P^{-1} J^* B` with
+:math:`M^* = B^\top J` in its inner product.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PrimalQuadratic(Subproblem):
         return {LinearSolver: LINEAR} if regularizer.is_zero else {CompositeSolver: COMPOSITE}
 
     def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
-        """Solves it, by ``CG(2)`` if no solver is given, or ``ProximalGradient()``."""
+        """Solves it, by default with ``CG(2)``, or with a regularizer ``ProximalGradient()``."""
         factors = model.factors()
         if not proximity.smooth:
             start = model.value(model.outputs)
@@ -105,7 +105,7 @@ class PrimalQuadratic(Subproblem):
 
 
 def _gradient(grad: Params) -> Params:
-    """The gradient itself: the anchor that is not biased."""
+    """The gradient itself: the unbiased anchor."""
     return grad
 
 
@@ -117,7 +117,7 @@ class DualQuadratic(Subproblem):
 
     At convergence this is the equality-constrained dual of the paper, preconditioned by
     :math:`D^{1/2}` for the logistic loss; :math:`\tau` steps of :class:`proxlin.CG` cost
-    :math:`\tau` VJPs and :math:`\tau` JVPs, and none of them can lose the descent property.
+    :math:`\tau` VJPs and :math:`\tau` JVPs, and give a descent direction for any :math:`\tau`.
     It needs a finite gamma.
 
     With a regularizer this is Algorithm 3: the conjugate of :math:`r` is bounded by a quadratic
@@ -132,10 +132,10 @@ class DualQuadratic(Subproblem):
     ``proxlin.dual_quadratic`` is a ready instance.
 
     Attributes:
-        anchor: the gradient -> :math:`u^t`. The gradient itself is right; zero, as the paper has
-            it, is biased: the minimizer of the regularized objective is then not a fixed point.
-        passes: how often to solve; each pass after the first puts the anchor where the last one
-            ended, which approaches the exact subproblem.
+        anchor: the gradient -> :math:`u^t`. The gradient itself is unbiased. With zero, as in the
+            paper, the minimizer of the regularized objective is not a fixed point.
+        passes: how often to solve; each pass after the first takes the result of the last one as
+            its anchor, which approaches the exact subproblem.
     """
 
     anchor: Callable[[Params], Params] = _gradient
@@ -157,7 +157,7 @@ class DualQuadratic(Subproblem):
         return {LinearSolver: LINEAR}
 
     def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
-        """Solves it, by ``CG(2)`` if no solver is given."""
+        """Solves it, by default with ``CG(2)``."""
         proximity, finite = proximity.with_finite_gamma("primal_quadratic")
         solver = solver or CG()
         fn = self._smooth if proximity.smooth else self._regularized
@@ -169,8 +169,7 @@ class DualQuadratic(Subproblem):
         self, model: ConvexModel, proximity: Proximity, solver: LinearSolver
     ) -> Subsolution:
         factors = model.factors()
-        # B v = g says something of the linear term only where that is the gradient of these
-        # examples.
+        # B v = g helps only if the linear term is the gradient of these examples.
         known = model.whole and proximity.last is None
         data = proximity.precondition(proximity.linear_term(model.grad))
         system = dataclasses.replace(
@@ -202,7 +201,7 @@ primal_quadratic = PrimalQuadratic()
 
 
 def _system(model: ConvexModel, proximity: Proximity, factors: Factors, data: Any) -> NormalSystem:
-    """The dual system, of which the right-hand side is M* of the data."""
+    """The dual system, whose right-hand side is M* of the data."""
     return NormalSystem(
         forward=lambda u: proximity.precondition(model.vjp(factors.mv(u))),
         adjoint=lambda d: factors.rmv(model.jvp(plain(d))),
@@ -213,7 +212,7 @@ def _system(model: ConvexModel, proximity: Proximity, factors: Factors, data: An
 
 
 def _rows(model: ConvexModel, factors: Factors, *, of_x: bool) -> Rows:
-    """Rows of B^T J for a direct solver, with the very factor of its products with M."""
+    """Rows of B^T J for a direct solver, with the same factor as its products with M."""
     terms = zip(model.linearizations, factors.terms, strict=True)
     return Rows(
         terms=tuple(_rows_of(lin, factor) for lin, factor in terms),
@@ -223,9 +222,9 @@ def _rows(model: ConvexModel, factors: Factors, *, of_x: bool) -> Rows:
 
 
 def _rows_of(lin: Linearization, factor: Factor) -> TermRows:
-    # The columns of B, and J^T of them. Of all examples at once, because the factor that
-    # eigh gives is not unique; and not B^T of the rows of J, which XLA:CPU of jaxlib 0.10.2
-    # miscompiles (a vmap over the last axis of v - sum(s * v), in float32 under jit).
+    # J^T of the columns of B. These are computed for all examples at once, because a factor by
+    # eigh is not unique. Not B^T of the rows of J, which XLA:CPU of jaxlib 0.10.2 miscompiles
+    # (a vmap over the last axis of v - sum(s * v), in float32 under jit).
     outputs = lin.outputs
     column = lambda e: factor.mv(jnp.broadcast_to(e, outputs.shape))
     b = jax.vmap(column, out_axes=-1)(jnp.eye(outputs.shape[-1], dtype=outputs.dtype))
