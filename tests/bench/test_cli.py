@@ -127,7 +127,8 @@ def test_imagenet_cannot_be_fetched(command):
 
 def test_the_bench_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.delitem(sys.modules, "proxlin.bench.cli")
+    for name in [name for name in sys.modules if name.startswith("proxlin.bench.cli")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(bench, "cli")
     with pytest.raises(SystemExit, match=r"the bench needs typer; .* 'proxlin\[bench\]'"):
         bench.main()

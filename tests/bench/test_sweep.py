@@ -190,10 +190,10 @@ def dies(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "left", "expected", "message"),
     [
-        (signal.SIGKILL, "running", ["killed"], "killed by signal 9; go on"),
-        (signal.SIGKILL, "interrupted", ["killed"], "killed by signal 9; go on"),  # resumed
-        (signal.SIGSEGV, "running", ["killed"], "killed by signal 11; go on"),
-        (signal.SIGKILL, None, [], "killed by signal 9; go on"),  # before there was a record
+        (signal.SIGKILL, "running", ["killed"], "killed by signal 9; continue"),
+        (signal.SIGKILL, "interrupted", ["killed"], "killed by signal 9; continue"),  # resumed
+        (signal.SIGSEGV, "running", ["killed"], "killed by signal 11; continue"),
+        (signal.SIGKILL, None, [], "killed by signal 9; continue"),  # before there was a record
         (signal.SIGKILL, "finished", ["finished"], ": finished"),  # after it had ended
     ],
 )

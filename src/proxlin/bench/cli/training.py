@@ -1,47 +1,23 @@
-"""``proxlin``: the bench on the command line."""
+"""``proxlin tasks``, ``methods``, ``train``, ``sweep`` and ``demo``."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import pathlib
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
-import jax
 import typer
 from rich.console import Console
 from rich.table import Table
 
-import proxlin
-from proxlin.bench import data as datasets
-from proxlin.bench import demo, figures, methods, records, report, sweep, tasks
-from proxlin.bench.data.places import cache
-from proxlin.bench.display import Bar, downloads, failures, sentence
-from proxlin.bench.errors import BenchError, DataError, UsageError
-from proxlin.bench.records import Config, Run
+from proxlin.bench import demo, methods, sweep, tasks
+from proxlin.bench.cli.app import DataDir, Json, Out, Scale, app, brief, console, errors
+from proxlin.bench.display import Bar, failures, sentence
+from proxlin.bench.errors import UsageError
+from proxlin.bench.records import Config
 from proxlin.bench.status import RunStatus
 from proxlin.bench.train import CHECKPOINT_SECONDS
 from proxlin.bench.train import train as run_training
-
-app = typer.Typer(
-    help="Train, compare, and draw the figures of 'Dual Gauss-Newton Directions'.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-data_app = typer.Typer(help="Download and check data sets.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-
-console = Console(stderr=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Out = Annotated[pathlib.Path, typer.Option(help="Folder of the records.")]
-DataDir = Annotated[
-    pathlib.Path | None, typer.Option(help="Folder of the data sets [PROXLIN_DATA].")
-]
-Scale = Annotated[str, typer.Option(help=f"One of {', '.join(sweep.SCALES)}.")]
 
 
 @app.command("tasks")
@@ -105,7 +81,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train once, and record it."""
-    with _errors():
+    with errors():
         config = Config(
             task, method, _pairs(option or []), batch_size, epochs, max_steps, max_seconds, seed,
             evals_per_epoch, train_examples,
@@ -119,7 +95,7 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
         )
-        print(json.dumps(_brief(run)) if as_json else sentence(run))
+        print(json.dumps(brief(run)) if as_json else sentence(run))
         if run.status is RunStatus.INTERRUPTED:
             raise typer.Exit(128 + run.meta["signal"])
         raise typer.Exit(run.status.exit_code)
@@ -138,7 +114,7 @@ def run_sweep(
     as_json: Json = False,
 ) -> None:
     """Run the experiments of a figure; skip those already recorded."""
-    with _errors():
+    with errors():
         names = sweep.names() if name == "all" else [name]
         configs = {c.hash: c for each in names for c in sweep.load(each, scale)}
         if list_only:
@@ -157,82 +133,13 @@ def run_sweep(
         )
         missing = len(configs) - len(runs)
         if as_json:
-            print(json.dumps([_brief(run) for run in runs]))
+            print(json.dumps([brief(run) for run in runs]))
         else:
             ended = f"{len(runs)} of {len(configs)} runs have ended{failures(runs)}"
             print(f"{ended}; `proxlin figure {name}` draws them")
         # A stepsize that diverges is a result; a run that found no memory is missing one.
         too_large = any(run.status is RunStatus.OOM for run in runs)
         raise typer.Exit(1 if missing else RunStatus.OOM.exit_code if too_large else 0)
-
-
-@app.command("figure")
-def draw_figure(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(figures.FIGURES)}.")],
-    runs: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path(
-        "runs"
-    ),
-    scale: Scale = "smoke",
-    of: Annotated[
-        str | None,
-        typer.Option("--sweep", help="Of another sweep, such as a TOML file."),
-    ] = None,
-    out: Annotated[pathlib.Path | None, typer.Option(help="The file: .svg, .png or .pdf.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Draw a figure of the paper from the records of its sweep."""
-    with _errors():
-        path = out or pathlib.Path(f"{name}.svg")
-        found = _runs_of(of or name, runs, scale)
-        selection = figures.select(name, found)
-        figures.draw(selection, path, scale)
-        rows = figures.table(selection)
-        print(json.dumps(rows) if as_json else f"wrote {path} from {len(found)} runs")
-
-
-@app.command("report")
-def write_report(
-    runs: Annotated[pathlib.Path, typer.Argument(help="Folder of the records.")],
-    scale: Scale = "smoke",
-    out: Annotated[pathlib.Path, typer.Option(help="File to write.")] = pathlib.Path("report.html"),
-) -> None:
-    """Write one HTML page with figures, tables, configurations and environment."""
-    with _errors():
-        everything = records.load_runs(runs)
-        by_figure = {name: sweep.find(sweep.load(name, scale), runs) for name in figures.FIGURES}
-        report.write_report(
-            {name: found for name, found in by_figure.items() if found}, everything, out, scale
-        )
-        print(f"wrote {out}")
-
-
-@data_app.command("fetch")
-def fetch_data(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
-    data_dir: DataDir = None,
-) -> None:
-    """Download a data set and check it; nothing else ever downloads."""
-    with _errors():
-        with downloads(console) as progress:
-            folder = datasets.fetch(name, data_dir, progress)
-        print(f"{name} is in {folder}")
-
-
-@data_app.command("verify")
-def verify_data(path: pathlib.Path, as_json: Json = False) -> None:
-    """Identify the data set in a folder and check its files."""
-    with _errors():
-        states = datasets.verify(path)
-        if as_json:
-            print(json.dumps([state._asdict() for state in states], default=str))
-        else:
-            for state in states:
-                print(
-                    f"{state.state:10} {state.path}"
-                    + (f": {state.message}" if state.message else "")
-                )
-        if any(state.state != "ok" for state in states):
-            raise typer.Exit(DataError.exit_code)
 
 
 @app.command("demo")
@@ -244,37 +151,8 @@ def run_demo(
     ] = pathlib.Path("demo"),
 ) -> None:
     """Compare five methods on handwritten digits, in a minute."""
-    with _errors():
+    with errors():
         demo.run(epochs, range(seeds), out, Console())
-
-
-@app.callback(invoke_without_command=True)
-def common(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    """Settings of all commands."""
-    if version:
-        print(proxlin.__version__)
-        raise typer.Exit()
-
-
-def main() -> None:
-    """The entry point. Compiled programs are cached: most runs compile the same ones."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache() / "xla"))
-    app()
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Prints what the user can fix as one line; anything else keeps its traceback."""
-    try:
-        yield
-    except BenchError as error:
-        console.print(f"error: {error}", soft_wrap=True, markup=False)
-        raise typer.Exit(error.exit_code) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(130) from error
 
 
 def _pairs(options: list[str]) -> dict[str, str]:
@@ -283,22 +161,3 @@ def _pairs(options: list[str]) -> dict[str, str]:
         if not (name and equals):
             raise UsageError(f"--option takes name=value, got {option!r}")
     return {name: value for name, _, value in split}
-
-
-def _runs_of(name: str, root: pathlib.Path, scale: str) -> list[Run]:
-    found = sweep.find(sweep.load(name, scale), root)
-    if not found:
-        raise UsageError(
-            f"{root} holds no run of {name} at scale {scale}; `proxlin sweep {name} --scale "
-            f"{scale} --out {root}` makes them"
-        )
-    return found
-
-
-def _brief(run: Run) -> dict[str, Any]:
-    last = run.metrics[-1] if run.metrics else {}
-    return {"folder": str(run.folder), "status": run.status, **run.config, "last": last}
-
-
-if __name__ == "__main__":
-    main()
