@@ -22,6 +22,7 @@ from proxlin.bench.errors import UsageError
 from proxlin.bench.loop import Report, State, Trainer
 from proxlin.bench.options import read
 from proxlin.bench.rivals.shampoo import shampoo as shampoo_of
+from proxlin.bench.rivals.soap import soap as soap_of
 from proxlin.bench.tasks import Task
 from proxlin.extend import StepRule
 
@@ -158,6 +159,11 @@ def shampoo(task: Task, *, stepsize: float = 0.1, block_size: int = 256) -> Trai
     return _optax(task, shampoo_of(stepsize, block_size=block_size))
 
 
+def soap(task: Task, *, stepsize: float = 3e-3, every: int = 10) -> Trainer:
+    """SOAP, Adam in the eigenbasis of Shampoo."""
+    return _optax(task, soap_of(stepsize, every=every))
+
+
 def kfac(task: Task, *, stepsize: float = 0.01, damping: float = 1e-3) -> Trainer:
     """KFAC of kfac-jax with momentum 0.9; needs the environment of `make rivals`."""
     from proxlin.bench.rivals import kfac as rival
@@ -240,6 +246,7 @@ METHODS: Mapping[str, Callable[..., Trainer]] = {
     "muon": _gradient(optax.contrib.muon, 1e-2, "Muon"),
     "lbfgs": lbfgs,
     "shampoo": shampoo,
+    "soap": soap,
     "kfac": kfac,
 }
 

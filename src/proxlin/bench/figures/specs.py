@@ -17,7 +17,7 @@ class Style(NamedTuple):
     dashes: str = "--"  # of gradient methods; others differ in more than their color
 
 
-# The colors of Okabe and Ito, and four of Tol's, can be told apart by color-blind readers.
+# The colors of Okabe and Ito, and five of Tol's, can be told apart by color-blind readers.
 BLUE = "#0072B2"
 STYLES: dict[str, Style] = {
     "spl": Style("SPL", BLUE, "-"),
@@ -36,6 +36,7 @@ STYLES: dict[str, Style] = {
     "muon": Style("Muon", "#999933"),
     "lbfgs": Style("L-BFGS", "#7F7F7F"),
     "shampoo": Style("Shampoo", "#56B4E9", "-."),
+    "soap": Style("SOAP", "#117733", "-."),
     "kfac": Style("KFAC", "#8C510A", "-."),
 }
 OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
