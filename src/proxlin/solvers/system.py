@@ -156,12 +156,13 @@ class Solution(NamedTuple):
         x: the solution.
         misfit: :math:`s - M x`, or :math:`-M x` where there are no data: what the products
             computed on the way give for free, and more exactly than a subtraction at the end.
+            None where there are neither data nor products, after no steps.
         cost: steps, products with :math:`M` (``jvps``) and :math:`M^*` (``vjps``), and how the
             solver ended.
     """
 
     x: Vector
-    misfit: Vector
+    misfit: Vector | None
     cost: Cost
 
 
