@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import proxlin
 from tests.pages import BLOCK, pages_with_blocks, run_blocks, table_of_rooms
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -54,6 +55,20 @@ def test_reference_lists_every_public_name():
     )
     modules = {"extend", "testing"}
     assert sorted(listed) == sorted(set(exported) - modules)
+
+
+@pytest.mark.parametrize("module", [proxlin.extend, proxlin.testing], ids=lambda m: m.__name__)
+def test_reference_lists_every_name_of_the_modules(module):
+    """Or names it, where it is listed at the front door or stands for a type."""
+    page = (ROOT / "docs/reference/api.md").read_text()
+    section = page.split(f"## {module.__name__}\n")[1]
+    listed = re.findall(rf"^\.\. auto\w+:: {module.__name__}\.(\w+)$", section, re.MULTILINE)
+    source = pathlib.Path(module.__file__).read_text()
+    exported = getattr(module, "__all__", re.findall(r" as (\w+)$", source, re.MULTILINE))
+    named = {name for name in exported if hasattr(proxlin, name)}
+    named |= {"Params", "Vector", "Scalar", "Inverse"} & set(exported)
+    assert sorted([*listed, *named]) == sorted(exported)
+    assert all(f"`{name}`" in section for name in named)
 
 
 def test_map_names_files_that_exist():

@@ -14,7 +14,7 @@ from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
 
 Matrix = Float[Array, "rows columns"]
 Blocks = Float[Array, "blocks n columns"]
-_NEWTON_STEPS = 40  # each more than doubles small eigenvalues
+_NEWTON_STEPS = 60  # each more than doubles small eigenvalues
 
 
 class KroneckerState(NamedTuple):
@@ -56,7 +56,8 @@ class Kronecker(Metric):
         block_size: the largest number of rows of a block.
         every: the roots are computed once in this many steps.
         root: :math:`q`, 2 or 4.
-        epsilon: added to the diagonals of :math:`L` and :math:`R`, relative to their norms.
+        epsilon: added to the diagonals of :math:`L` and :math:`R`, relative to their norms; at
+            least rounding.
 
     Example:
         >>> import jax.numpy as jnp
@@ -152,18 +153,20 @@ def precondition(x: Array, roots: Any, block_size: int) -> Array:
 
 
 def _inverse_root(
-    matrices: Float[Array, "*blocks n n"], root: int, epsilon: float
+    matrices: Float[Array, "*blocks n n"], root: int, epsilon: Any
 ) -> Float[Array, "*blocks n n"]:
     r""":math:`(A / \|A\| + \epsilon I)^{-1/q} \|A\|^{-1/q}` by Newton's iteration.
 
     .. math:: T = \tfrac{1}{q} \bigl((q + 1) I - M\bigr), \quad X \leftarrow X T, \quad
         M \leftarrow T^q M
 
-    keeps :math:`X^q A = M` up to a constant and drives :math:`M` to the identity.
+    keeps :math:`X^q A = M` up to a constant and drives :math:`M` to the identity. An epsilon
+    below rounding is raised to it: eigenvalues of zero may come out negative, and then it diverges.
     """
     # Products only, no eigh: on CPUs two batched eigh at once deadlock if XLA has two threads, and
     # OpenBLAS's threads compete with XLA's (https://github.com/jax-ml/jax/issues/39292).
     dtype = matrices.dtype
+    epsilon = jnp.maximum(jnp.asarray(epsilon, dtype), 10 * jnp.finfo(dtype).eps)
     identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=dtype), matrices.shape)
     norm = _or_one(jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True))
     start = (root + 1) / (2 * (1 + epsilon))

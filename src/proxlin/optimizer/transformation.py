@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 
-from proxlin.algebra import Params, Scalar, count
+from proxlin.algebra import Params, Scalar, all_finite, count
 from proxlin.deprecation import deprecated_fields
 from proxlin.direction import Oracle
 from proxlin.linearize import check_params
@@ -155,7 +155,7 @@ def transformation(
         )
         _check_aux(state.aux, direction.aux)
         step = rule.step(direction, state.taken, state.rule)
-        taken = direction.usable & step.accepted
+        taken = direction.usable & step.accepted & all_finite(step.displacement)
         eta = jnp.where(taken, step.eta, 0)
         moved = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
         new, inner = then.update(moved, state.then, params, **{"value": direction.value, **extra})

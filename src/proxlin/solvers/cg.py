@@ -219,8 +219,7 @@ def rounding_status(
 def without_products(system: NormalSystem) -> Solution:
     """The solution for M = 0."""
     if system.rhs is not None:
-        x = scale(1 / system.shift, system.rhs)
-        misfit = zeros_like(jax.eval_shape(system.forward, x))
+        x, misfit = scale(1 / system.shift, system.rhs), None  # -M x would be a product
     else:
         x = zeros_like(jax.eval_shape(system.adjoint, system.data))
         misfit = system.data

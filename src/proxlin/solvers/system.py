@@ -154,13 +154,14 @@ class Solution(NamedTuple):
     Attributes:
         x: the solution.
         misfit: :math:`s - M x`, or :math:`-M x` without data. The solver's own products give it for
-            free, and more accurately than a subtraction at the end.
+            free, and more accurately than a subtraction at the end. None without data if no
+            product was made.
         cost: steps, products with :math:`M` (``jvps``) and :math:`M^*` (``vjps``), and how the
             solver ended.
     """
 
     x: Vector
-    misfit: Vector
+    misfit: Vector | None
     cost: Cost
 
 

@@ -96,12 +96,11 @@ class PrimalQuadratic(Subproblem):
                 rows=lambda: _rows(model, factors, of_x=False),
             )
         )
-        curvature = dot(solution.misfit, solution.misfit)
-        return Subsolution(
-            d=solution.x,
-            cost=solution.cost,
-            predicted=proximity.predicted(solution.x, model.grad, curvature),
-        )
+        predicted = None
+        if solution.misfit is not None:
+            curvature = dot(solution.misfit, solution.misfit)
+            predicted = proximity.predicted(solution.x, model.grad, curvature)
+        return Subsolution(d=solution.x, cost=solution.cost, predicted=predicted)
 
 
 def _gradient(grad: Params) -> Params:

@@ -11,6 +11,7 @@ import numpy as np
 from proxlin.arrays import as_floats, as_targets
 from proxlin.checks import require
 from proxlin.losses import Loss
+from proxlin.testing.findings import Findings
 
 
 def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | None = None) -> None:
@@ -54,38 +55,17 @@ def check_loss(loss: Loss, outputs: Any, targets: Any, *, tolerance: float | Non
     if loss.has_conjugate:
         check.conjugate()
     check.prox()
-    if check.wrong:
-        wrong = "\n- ".join(f"{what}: {how}" for what, how in check.wrong.items())
-        raise ValueError(f"{loss} breaks what a loss must hold:\n- {wrong}")
+    check.conclude(loss, "loss")
 
 
-class _Check:
+class _Check(Findings):
     def __init__(self, loss: Loss, outputs: Any, targets: Any, tolerance: float | None):
         self.loss, self.f, self.y = loss, outputs, targets
         eps = float(jnp.finfo(outputs.dtype).eps)
         self.step = eps ** (1 / 3)
-        self.tolerance = 10 * self.step if tolerance is None else tolerance
-        self.wrong: dict[str, str] = {}  # identity -> by how much it fails, at first
+        super().__init__(10 * self.step if tolerance is None else tolerance)
         rng = np.random.default_rng(0)
         self.draw = lambda: jnp.asarray(rng.normal(size=outputs.shape), outputs.dtype)
-
-    def near(self, what: str, got: Any, want: Any) -> None:
-        """Notes a failure unless the two are equal up to the tolerance."""
-        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-        if got.shape != want.shape:
-            self.wrong.setdefault(what, f"shape {got.shape} where {want.shape} is due")
-            return
-        scale = 1 + np.max(np.abs(want), initial=0)
-        error = np.max(np.abs(got - want), initial=0) / scale
-        if not error <= self.tolerance:
-            how = f"off by {error:.1e} (relative), {self.tolerance:.1e} allowed"
-            self.wrong.setdefault(what, how)
-
-    def least(self, what: str, slack: Any) -> None:
-        """Notes a failure unless all numbers are at least zero, up to the tolerance."""
-        worst = float(np.min(np.asarray(slack, np.float64)))
-        if not worst >= -self.tolerance:
-            self.wrong.setdefault(what, f"violated by {-worst:.1e}")
 
     def values(self) -> None:
         value = self.loss.value(self.f, self.y)
@@ -95,7 +75,7 @@ class _Check:
                 f"{self.f.shape[:-1]}"
             )
         if not bool(jnp.all(jnp.isfinite(value))):
-            self.wrong["value"] = "not finite at the given outputs"
+            self.note("value", "not finite at the given outputs")
         for name, part in (("first", slice(1)), ("last", slice(-1, None))):
             f, y = jax.tree.map(lambda leaf, part=part: leaf[part], (self.f, self.y))
             self.near(f"value of the {name} example alone", self.loss.value(f, y), value[part])

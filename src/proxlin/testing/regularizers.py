@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +10,7 @@ import optax
 from proxlin.algebra import Params, algebra_dtype
 from proxlin.linearize import check_params
 from proxlin.regularizers import Regularizer
+from proxlin.testing.findings import Findings, kind, tolerance_of
 
 
 def check_regularizer(
@@ -43,22 +42,15 @@ def check_regularizer(
     params = jax.tree.map(jnp.asarray, params)
     dtype = algebra_dtype(params)
     params = jax.tree.map(lambda w: w.astype(dtype), params)
-    tolerance = 10 * float(jnp.finfo(dtype).eps) ** 0.5 if tolerance is None else tolerance
+    found = Findings(tolerance_of(dtype) if tolerance is None else tolerance)
     rng = np.random.default_rng(0)
     near = lambda tree, size: jax.tree.map(
         lambda w: w + jnp.asarray(size * rng.normal(size=w.shape), w.dtype), tree
     )
-    wrong: dict[str, float] = {}
-
-    def least(what: str, slack: Any, scale: Any) -> None:
-        if not float(slack) >= -tolerance * (1 + abs(float(scale))):
-            wrong[what] = max(wrong.get(what, 0.0), -float(slack))
-
     square = lambda w: float(optax.tree.vdot(w, w))
     value = regularizer.value(params)
     if jnp.shape(value) != () or not bool(jnp.isfinite(value)):
         raise ValueError(f"{regularizer}: value must be one finite number, not {value}")
-    kind = lambda tree: jax.tree.map(lambda w: f"{w.dtype}{w.shape}", tree)
     if kind(regularizer.prox(params, 1.0)) != kind(params):
         raise ValueError(f"{regularizer}: prox changes structure, shapes or dtypes")
     for _ in range(5):
@@ -70,7 +62,8 @@ def check_regularizer(
                 continue
             middle = jax.tree.map(lambda x, y: 0.5 * (x + y), x, y)
             spread = 0.125 * regularizer.modulus * square(optax.tree.sub(x, y))
-            least("convexity, with the modulus", half - regularizer.value(middle) - spread, half)
+            slack = half - regularizer.value(middle) - spread
+            found.least("convexity, with the modulus", slack, float(half))
     for stepsize in (0.1, 1.0, 10.0):
         z = near(params, 1.0)
         p = regularizer.prox(z, stepsize)
@@ -82,7 +75,5 @@ def check_regularizer(
         for other in (*others, z, params):
             rise = float(optax.tree.vdot(pulled, optax.tree.sub(other, p))) / stepsize
             slack = regularizer.value(other) - at - rise
-            least(f"prox for stepsize {stepsize}", slack, abs(rise) + abs(float(at)))
-    if wrong:
-        all_wrong = "\n- ".join(f"{what}: violated by {by:.1e}" for what, by in wrong.items())
-        raise ValueError(f"{regularizer} breaks what a regularizer must hold:\n- {all_wrong}")
+            found.least(f"prox for stepsize {stepsize}", slack, abs(rise) + abs(float(at)))
+    found.conclude(regularizer, "regularizer")
