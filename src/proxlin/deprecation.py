@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # Whose frames are between a line of the user and a warning of this library.
-BETWEEN = {"proxlin", "jax", "optax", "functools", "dataclasses", "copy"}
+BETWEEN = {"proxlin", "jax", "jaxtyping", "optax", "functools", "dataclasses", "copy"}
 BETWEEN |= {"importlib", "_frozen_importlib"}  # from proxlin import old
 
 

@@ -21,6 +21,7 @@ from proxlin.algebra import (
     MetricVector,
     Params,
     Scalar,
+    Shapes,
     Vector,
     add_scaled,
     algebra_dtype,
@@ -49,7 +50,7 @@ class ProximityState(NamedTuple):
     momentum: Params | tuple[()] = ()
 
     @classmethod
-    def init(cls, params: Params, metric: Metric, momentum: Any) -> ProximityState:
+    def init(cls, params: Shapes, metric: Metric, momentum: Any) -> ProximityState:
         """The state before the first step."""
         dtype = algebra_dtype(params)
         zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
@@ -111,7 +112,7 @@ class Proximity:
             taken: their number.
         """
         learned = metric.update(state.metric, grad, taken)
-        term = cls(gamma, params, regularizer)
+        term = cls(gamma=gamma, params=params, regularizer=regularizer)
         if has_momentum(momentum):
             share = jnp.asarray(momentum, gamma.dtype) / gamma
             term = dataclasses.replace(term, momentum=scale(share, cast_like(state.momentum, grad)))
