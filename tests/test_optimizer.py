@@ -583,7 +583,7 @@ def test_first_aux_must_have_the_structure_of_later_ones(wrong):
 
 def test_unknown_options_are_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument 'regularization'"):
-        proxlin.prox_linear(network, LOSS, regularization=1.0)
+        proxlin.prox_linear(network, LOSS, regularization=1.0)  # type: ignore[call-arg]
 
 
 # Unscaled inputs --------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def decisions(name, rules, **options):
 
     @jax.jit
     def fn(batch, gamma):
-        found = oracle.direction(*batch, (), gamma, None)
+        found = oracle.direction(*batch, args=(), gamma=gamma, weights=None)
         return found.d, found.info, [decide(rule, found) for rule in rules]
 
     return fn
@@ -326,7 +326,8 @@ def test_model_step_minimises_the_convex_model_along_the_direction(name):
     for gamma in (0.1, 10.0, 1000.0):
         d, _, (*_, step) = decisions(name, SEARCHES, solver=proxlin.CG(1))(batch, gamma)
         proximity = float(flat(d) @ flat(d)) / gamma
-        eta = best_on_model(LOSSES[name], *push(d), y, proximity)
+        outputs, change = push(d)
+        eta = best_on_model(LOSSES[name], outputs, change, y, proximity)
         assert bool(step.accepted)
         assert float(step.eta) == pytest.approx(eta, rel=1.1e-3)
         shorter += eta < 0.99
@@ -601,9 +602,10 @@ def test_trust_region_takes_no_schedule():
         proxlin.TrustRegion(gamma=optax.constant_schedule(1.0))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_step_must_be_a_rule():
     with pytest.raises(TypeError, match="step must be a step rule such as"):
-        proxlin.prox_linear(network, proxlin.Squared(), step=0.1)
+        proxlin.prox_linear(network, proxlin.Squared(), step=0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
