@@ -32,7 +32,7 @@ jaxtyping.install_import_hook(
         for room in pkgutil.iter_modules(spec.submodule_search_locations)
         if room.name != "bench"
     ],
-    os.environ.get("PROBE", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"),
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
 jax.config.update("jax_enable_x64", True)

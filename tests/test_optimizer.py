@@ -147,6 +147,7 @@ def test_params_are_required(method):
 
 
 @every_name
+@pytest.mark.usefixtures("unchecked")
 def test_the_batch_is_required_by_keyword(method):
     params, state = start(method)
     with pytest.raises(TypeError, match="required keyword-only arguments: 'inputs' and 'targets'"):
