@@ -17,7 +17,7 @@ PerExample = Float[Array, "*n"]
 OutputsLike = Float[Array | jax.ShapeDtypeStruct, "*n k"]
 # Targets keep the dtype they have, and a loss may be asked outside of JAX.
 Labels = Integer[Array | np.ndarray, "*n"] | Bool[Array | np.ndarray, "*n"]
-Rows = Real[Array | np.ndarray, "*n k"] | Bool[Array | np.ndarray, "*n k"]
+TargetRows = Real[Array | np.ndarray, "*n k"] | Bool[Array | np.ndarray, "*n k"]
 
 _NEWTON_STEPS = 100
 _NEWTON_HALVINGS = 20

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from proxlin.arrays import check_one_array, counts
-from proxlin.losses.base import Factor, Labels, Loss, Outputs, OutputsLike, PerExample, Rows
+from proxlin.losses.base import Factor, Labels, Loss, Outputs, OutputsLike, PerExample, TargetRows
 
-Targets = Labels | Rows
+Targets = Labels | TargetRows
 
 
 def is_labels(outputs: OutputsLike, targets: Any) -> bool:
@@ -29,7 +29,7 @@ def wide(labels: Labels) -> Integer[Array, "*n"]:
 def as_distribution(outputs: Outputs, targets: Targets) -> Outputs:
     """Labels as one-hot vectors; distributions with the sum one that rounding may have cost them.
 
-    Rows of zeros, as padding has them, stay what they are.
+    TargetRows of zeros, as padding has them, stay what they are.
     """
     if is_labels(outputs, targets):
         return jax.nn.one_hot(wide(targets), outputs.shape[-1], dtype=outputs.dtype)
@@ -158,7 +158,7 @@ class BinaryLogistic(Loss):
                 f"{outputs.shape}; the shapes must be equal, nothing is broadcast"
             )
 
-    def valid(self, outputs: OutputsLike, targets: Rows) -> Bool[Array, "*n"]:
+    def valid(self, outputs: OutputsLike, targets: TargetRows) -> Bool[Array, "*n"]:
         """Targets lie in [0, 1]."""
         y = targets.astype(outputs.dtype)
         return jnp.all((y >= 0) & (y <= 1), axis=-1)
@@ -167,31 +167,31 @@ class BinaryLogistic(Loss):
         """Numbers in [0, 1]."""
         return "numbers in [0, 1]"
 
-    def value(self, outputs: Outputs, targets: Rows) -> PerExample:
+    def value(self, outputs: Outputs, targets: TargetRows) -> PerExample:
         r""":math:`\sum_j \log(1 + e^{f_j}) - y_j f_j`."""
         y = targets.astype(outputs.dtype)
         return jnp.sum(jax.nn.softplus(outputs) - y * outputs, axis=-1)
 
-    def grad(self, outputs: Outputs, targets: Rows) -> Outputs:
+    def grad(self, outputs: Outputs, targets: TargetRows) -> Outputs:
         r""":math:`s - y`."""
         return jax.nn.sigmoid(outputs) - targets.astype(outputs.dtype)
 
-    def hvp(self, outputs: Outputs, targets: Rows, v: Outputs) -> Outputs:
+    def hvp(self, outputs: Outputs, targets: TargetRows, v: Outputs) -> Outputs:
         r""":math:`s (1 - s) \odot v`."""
         return _variance(outputs) * v
 
-    def hessian_factor(self, outputs: Outputs, targets: Rows) -> Factor:
+    def hessian_factor(self, outputs: Outputs, targets: TargetRows) -> Factor:
         r""":math:`\mathrm{diag}(\sqrt{s (1 - s)})`."""
         b = jnp.sqrt(_variance(outputs))
         return Factor(mv=lambda v: b * v, rmv=lambda v: b * v)
 
     def shifted_solve(
-        self, outputs: Outputs, targets: Rows, shift: Float[Array, "*n 1"], rhs: Outputs
+        self, outputs: Outputs, targets: TargetRows, shift: Float[Array, "*n 1"], rhs: Outputs
     ) -> Outputs:
         """Diagonal."""
         return rhs / (_variance(outputs) + shift)
 
-    def conjugate(self, duals: Outputs, targets: Rows) -> PerExample:
+    def conjugate(self, duals: Outputs, targets: TargetRows) -> PerExample:
         r""":math:`\sum_j \mu_j \log \mu_j + (1 - \mu_j) \log (1 - \mu_j)`."""
         mu = duals + targets.astype(duals.dtype)
         tolerance = 32 * jnp.finfo(mu.dtype).eps
