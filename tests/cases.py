@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,9 @@ def network(params, inputs):
     return jnp.tanh(inputs @ params["w1"] + bias) @ params["w2"]
 
 
-def problem(name: str, dtype, m: int = 6, seed: int = 0, hidden: int = 4, features: int = 5):
+def problem(
+    name: str, dtype, m: int = 6, seed: int = 0, hidden: int = 4, features: int = 5
+) -> tuple[Any, Any, Any]:
     """Parameters, inputs and targets of a small problem for the loss of that name."""
     rng = np.random.default_rng(seed)
     params = {

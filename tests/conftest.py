@@ -14,8 +14,26 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
+import importlib.util
+import pkgutil
+
 import jax
+import jaxtyping
+import pytest
 from hypothesis import HealthCheck, settings
+
+# Every call within the library is checked against its annotations, shapes and dtypes included, with
+# an int for a float as type checkers have it. The bench spends its time elsewhere, and is not.
+spec = importlib.util.find_spec("proxlin")
+assert spec and spec.submodule_search_locations
+jaxtyping.install_import_hook(
+    [
+        f"proxlin.{room.name}"
+        for room in pkgutil.iter_modules(spec.submodule_search_locations)
+        if room.name != "bench"
+    ],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -30,3 +48,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )
 settings.load_profile("proxlin")
+
+
+@pytest.fixture
+def unchecked():
+    """Annotations are not enforced, as for users: what is wrong, the library has to say itself."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

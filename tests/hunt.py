@@ -28,6 +28,7 @@ import functools
 import random
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,8 +145,8 @@ def draw_problem(config: Config, seed: int):
     dtype = np.dtype(config.dtype)
     floats = lambda a: a if a is None or np.asarray(a).dtype.kind in "iu" else np.asarray(a, dtype)
     params = {name: floats(value) for name, value in params.items()}
-    terms = [tuple(floats(a) for a in term) for term in terms]
-    return params, terms, float(dtype.type(10 ** rng.uniform(-8, 8)))
+    cast = [tuple(floats(a) for a in term) for term in terms]
+    return params, cast, float(dtype.type(10 ** rng.uniform(-8, 8)))
 
 
 def _weights(rng, examples):
@@ -165,7 +166,7 @@ def _weights(rng, examples):
 def compiled(config: Config):
     """The direction, and dense gradients, Jacobians and Hessians, of all problems of a kind."""
     losses = [LOSSES[name] for name in config.losses]
-    options = {
+    options: dict[str, Any] = {
         "subproblem": SUBPROBLEMS[config.subproblem],
         "solver": SOLVERS[config.solver],
         "curvature_size": config.part or None,

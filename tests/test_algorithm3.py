@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ class Nothing(Regularizer):
 @pytest.mark.parametrize("subproblem", cases.SUBPROBLEMS)
 def test_zero_is_algorithm_2_to_the_bit(subproblem):
     problem = cases.problem("logistic", jnp.float64)
-    options = {"subproblem": cases.SUBPROBLEMS[subproblem]}
+    options: dict[str, Any] = {"subproblem": cases.SUBPROBLEMS[subproblem]}
     default = jax.jit(proxlin.value_and_direction(cases.network, proxlin.Logistic(), **options))
     want = default(*problem, gamma=3.0)
     got = direction(proxlin.Logistic(), proxlin.Zero(), 3.0, problem, **options)

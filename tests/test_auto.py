@@ -1,6 +1,7 @@
 """Gamma by the slope that the next batch finds, and the composition that needs no tuning."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +135,7 @@ def test_exact_steps_are_not_shortened():
     """What an exact step on a parabola promises is at most twice the value: twice, if it fits."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 9)))
     rule = proxlin.StochasticTrustRegion(gamma=1e8)
-    options = {"solver": proxlin.Cholesky(), "step": rule}
+    options: dict[str, Any] = {"solver": proxlin.Cholesky(), "step": rule}
     opt = proxlin.prox_linear(lambda w, x: x @ w, proxlin.Squared(), **options)
     w = jnp.zeros((9, 1))
     updates, state = opt.update(None, opt.init(w), w, inputs=x, targets=jnp.ones((4, 1)))
@@ -171,6 +172,7 @@ def test_gamma_stays_within_its_bounds():
         (dict(min_gamma=2.0, max_gamma=1.0), ValueError, "min_gamma <= max_gamma"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_rules(options, error, message):
     with pytest.raises(error, match=message):
         proxlin.StochasticTrustRegion(**options)

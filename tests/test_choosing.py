@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -38,7 +39,7 @@ SOLVERS = {
     "LBFGS": proxlin.LBFGS(),
 }
 # What a subproblem is asked to take beside the loss.
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "solvers": {},
     "with a regularizer": {"regularizer": proxlin.L1(0.1)},
     "in a metric": {"metric": proxlin.Diagonal()},
@@ -104,7 +105,7 @@ def test_the_table_is_what_the_subproblems_say(table):
 
 
 def test_every_loss_and_solver_of_the_library_is_in_the_tables():
-    kinds = {
+    kinds: dict[type, dict[str, Any]] = {
         proxlin.Loss: LOSSES,
         proxlin.extend.LinearSolver: SOLVERS,
         proxlin.extend.CompositeSolver: SOLVERS,

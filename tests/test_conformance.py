@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ def batch(i, dtype=jnp.float32):
 
 
 SEEN = jnp.zeros((), jnp.int32)
-AUX = {"has_aux": True, "init_aux": SEEN}
+AUX: dict[str, Any] = {"has_aux": True, "init_aux": SEEN}
 
 
 def prox_linear(**options):
@@ -52,7 +53,7 @@ def prox_linear(**options):
 
 
 # Each method as a function of one of its numbers, that number, and another one.
-METHODS = {
+METHODS: dict[str, Any] = {
     "spl": (lambda gamma: proxlin.spl(model, LOSS, gamma, **AUX), 0.5, 0.1),
     "armijo_spl": (lambda gamma: proxlin.armijo_spl(model, LOSS, gamma, **AUX), 3.0, 0.1),
     "fixed": (lambda eta: prox_linear(step=proxlin.Fixed(0.5, eta)), 0.75, 0.5),
@@ -126,7 +127,7 @@ def step_of(method, opt=None):
     return functools.partial(step, opt or make(method), -1 if method in ASCENDS else 1)
 
 
-def start(method, dtype=jnp.float32):
+def start(method, dtype=jnp.float32) -> tuple[Any, Any]:
     params = start_params(dtype)
     return params, make(method).init(params)
 
@@ -271,7 +272,7 @@ def test_no_rule_looks_at_numbers_that_are_traced(rule):
         assert made.shape == ()
 
 
-INJECTED = {
+INJECTED: dict[str, Any] = {
     "spl": (proxlin.spl, {"gamma": 0.5}, ()),
     "armijo_spl": (proxlin.armijo_spl, {"gamma": 3.0}, ()),
     "direction": (proxlin.direction_as_gradient, {"gamma": 0.5}, ()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -301,6 +302,7 @@ def curvature(loss, f, y):
 @given(f=vectors(1.5), rhs=vectors(3.0), shift=st.floats(1e-2, 10))
 def test_sparsemax_shifted_solve(f, rhs, shift):
     loss, y = LOSSES["sparsemax"], jnp.asarray(0)
+    f, rhs = jnp.asarray(f), jnp.asarray(rhs)
     got = loss.shifted_solve(f[None], y[None], jnp.full((1, 1), shift), rhs[None])[0]
     matrix = np.asarray(curvature(loss, f, y)[0]) + shift * np.eye(K)
     np.testing.assert_allclose(got, np.linalg.solve(matrix, rhs), rtol=1e-10, atol=1e-10)
@@ -312,7 +314,8 @@ def test_hinge_takes_labels_or_one_hot_rows_but_no_soft_targets(f, label):
     assert value(loss, f, row) == value(loss, f, jnp.asarray(label))
     np.testing.assert_array_equal(grad(loss, f, row), grad(loss, f, jnp.asarray(label)))
     soft = row.at[label].add(-0.5).at[label - 1].add(0.5)
-    np.testing.assert_array_equal(loss.valid(f[None], jnp.stack([row, soft])), [True, False])
+    outputs = jnp.stack([f, f])
+    np.testing.assert_array_equal(loss.valid(outputs, jnp.stack([row, soft])), [True, False])
 
 
 # ---------------------------------------------------------------- strong duality
@@ -335,7 +338,7 @@ each_gamma = pytest.mark.parametrize("gamma", [0.1, 1.0, 10.0])
 each_weighting = pytest.mark.parametrize("weighting", WEIGHTS)
 
 
-def problem(name: str):
+def problem(name: str) -> tuple[Any, Any, Any]:
     return cases.problem("logistic" if name in ("sparsemax", "hinge") else name, jnp.float64)
 
 
@@ -484,14 +487,14 @@ def hinge_quadratic_program(gamma: float, weights) -> np.ndarray:
 @each_weighting
 def test_hinge_direction_solves_its_quadratic_program(gamma, weighting):
     weights = WEIGHTS[weighting][jnp.asarray([0, 1, 2, 4])]
-    problem_ = small_hinge_problem()
+    params, inputs, targets = small_hinge_problem()
     (_, info), d = direction(
-        LOSSES["hinge"], "dual", proxlin.Zero(), None, *problem_, gamma, weights
+        LOSSES["hinge"], "dual", proxlin.Zero(), None, params, inputs, targets, gamma, weights
     )
     want = hinge_quadratic_program(gamma, weights)
     assert cases.relative_error(cases.flat(d), want) < 1e-6
     assert abs(info.gap) < 1e-12
-    by_hand = convex_subproblem(LOSSES["hinge"], *problem_, d, gamma, weights)
+    by_hand = convex_subproblem(LOSSES["hinge"], params, inputs, targets, d, gamma, weights)
     np.testing.assert_allclose(info.primal, by_hand, rtol=1e-13)
 
 
@@ -499,7 +502,7 @@ def test_hinge_direction_solves_its_quadratic_program(gamma, weighting):
 
 HINGE, LOGISTIC = LOSSES["hinge"], CONVEX["logistic"]
 CG, LBFGS = proxlin.CG(2), proxlin.LBFGS()
-UNFIT = {
+UNFIT: dict[str, Any] = {
     "hinge dual_quadratic": (
         HINGE,
         {"subproblem": proxlin.dual_quadratic},
@@ -574,6 +577,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_says_what_would(case):
     loss, options, message = UNFIT[case]
     with pytest.raises(TypeError, match=message):
@@ -596,6 +600,7 @@ def test_hinge_has_no_hessian_factor():
 
 @pytest.mark.parametrize("solver", [proxlin.ProximalGradient, proxlin.LBFGS])
 @pytest.mark.parametrize("steps", [-1, 2.5])
+@pytest.mark.usefixtures("unchecked")
 def test_solvers_reject_bad_numbers_of_steps(solver, steps):
     with pytest.raises(ValueError, match=rf"{solver.__name__}\(max_steps={steps}\)"):
         solver(steps)

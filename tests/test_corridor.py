@@ -7,6 +7,7 @@ import inspect
 import pathlib
 import re
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +150,8 @@ def functions(path):
 
 def first_calls():
     """The stops in the order one step of `auto` calls them first, each with the one it is in."""
-    calls, stack = {}, [None]
+    calls: dict[tuple[str, str], Any] = {}
+    stack: list[Any] = [None]
 
     def profile(frame, event, _):
         path = pathlib.Path(frame.f_code.co_filename)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -354,7 +355,7 @@ def test_inputs_may_be_a_pytree():
         scale = jnp.where(keep, 1.0, 0.5) + x["n"].astype(right.dtype)
         return network(w, scale[:, None] * jnp.concatenate([x["left"], right], axis=1))
 
-    options = dict(curvature_size=3, chunk_size=2)
+    options: dict[str, Any] = dict(curvature_size=3, chunk_size=2)
     fn = jax.jit(proxlin.value_and_direction(model, proxlin.Logistic(), **options))
     plain = jax.jit(proxlin.value_and_direction(network, proxlin.Logistic(), **options))
     (_, info), d = fn(params, parts, targets, weights=weights)

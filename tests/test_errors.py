@@ -239,6 +239,7 @@ def test_recording_sees_work():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_options_raise_at_once(options, error, message):
     """Before there is a batch."""
     options = {"model": network, "loss": LOGISTIC, **options}
@@ -247,6 +248,7 @@ def test_bad_options_raise_at_once(options, error, message):
 
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "2"])
+@pytest.mark.usefixtures("unchecked")
 def test_bad_number_of_steps(steps):
     with pytest.raises(ValueError, match=r"CG\(max_steps=.*\): give an integer of at least 0"):
         proxlin.CG(steps)

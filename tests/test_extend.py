@@ -22,7 +22,7 @@ BASES = {
 }
 
 
-def annotations(kind):
+def spoken_of(kind):
     """The names in the annotations of a class: its fields and its public methods."""
     found = set(getattr(kind, "__annotations__", {}).values())
     for name, member in vars(kind).items():
@@ -42,7 +42,7 @@ def test_what_a_base_speaks_of_is_there():
     own |= {"Outputs", "PerExample", "Leaf"}  # arrays
     own |= {"Where", "ScalarOrSchedule"}  # a function, and a number or a function
     for base in BASES:
-        assert annotations(base) - own <= set(extend.__all__), base
+        assert spoken_of(base) - own <= set(extend.__all__), base
 
 
 def imported(path):
@@ -65,7 +65,7 @@ def test_nothing_else_is_there():
     """Bases, what their signatures speak of, the algebra of vectors, and Kronecker factors."""
     public = {name for name in vars(extend) if not name.startswith("_")}
     assert public == set(extend.__all__) and sorted(extend.__all__) == extend.__all__
-    spoken = {base.__name__ for base in BASES}.union(*map(annotations, BASES))
+    spoken = {base.__name__ for base in BASES}.union(*map(spoken_of, BASES))
     results = {extend.MetricVector, extend.Status}  # of precondition, and of a cost
     fields = {"Cost", "Info"}  # of solutions and steps
     functions = {name for name in extend.__all__ if name.islower()}

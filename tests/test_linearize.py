@@ -297,6 +297,7 @@ def test_rejected(case, chunk_size):
 
 
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.5])
+@pytest.mark.usefixtures("unchecked")
 def test_rejected_chunk_sizes(chunk_size):
     with pytest.raises(ValueError, match=rf"chunk_size={chunk_size}: give a positive integer"):
         proxlin.linearize(cases.network, *cases.problem("squared", jnp.float32)[:2],

@@ -164,6 +164,7 @@ def test_the_shifted_solve_of_the_logistic_loss_does_not_cancel(shift, dtype):
 def test_the_preimage_of_the_squared_loss_is_mapped_to_the_gradient(f, seed):
     loss, y = LOSSES["squared"], targets_of("squared", jnp.float64, seed)
     factor = loss.hessian_factor(jnp.asarray(f), y)
+    assert factor.preimage is not None
     np.testing.assert_array_equal(factor.mv(factor.preimage), loss.grad(jnp.asarray(f), y))
 
 

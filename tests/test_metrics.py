@@ -176,7 +176,7 @@ def test_conjugate_gradients_on_pairs_are_those_in_whitened_coordinates():
     a, root = rng.normal(size=(7, 4)), rng.normal(size=(7, 7))
     p = root @ root.T + np.eye(7)
     s = np.linalg.cholesky(np.linalg.inv(p))  # P^-1 = S S^T
-    grad = rng.normal(size=7)
+    grad = jnp.asarray(rng.normal(size=7))
     vector = lambda y: MetricVector(y, np.linalg.inv(p) @ y)
     shift = jnp.asarray(0.5)
     for steps in (1, 2, 3):
@@ -276,6 +276,7 @@ def test_roots_are_kept_between_their_steps():
         (dict(curvature_size=lambda m: m + 1), ValueError, "curvature_size=7 for a batch of 6"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_options(options, error, message):
     params, inputs, targets = problem("logistic", jnp.float64)
     with pytest.raises(error, match=message):

@@ -73,6 +73,7 @@ def test_a_critical_point_has_no_direction():
 
 
 @pytest.mark.parametrize("steps", [-1, 11, 2.0])
+@pytest.mark.usefixtures("unchecked")
 def test_bad_numbers_of_steps(steps):
     with pytest.raises(ValueError, match="give an integer from 0 to 10"):
         proxlin.MultiShiftCG(steps)

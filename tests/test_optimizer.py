@@ -147,6 +147,7 @@ def test_params_are_required(method):
 
 
 @every_name
+@pytest.mark.usefixtures("unchecked")
 def test_the_batch_is_required_by_keyword(method):
     params, state = start(method)
     with pytest.raises(TypeError, match="required keyword-only arguments: 'inputs' and 'targets'"):
@@ -583,7 +584,7 @@ def test_first_aux_must_have_the_structure_of_later_ones(wrong):
 
 def test_unknown_options_are_rejected():
     with pytest.raises(TypeError, match="unexpected keyword argument 'regularization'"):
-        proxlin.prox_linear(network, LOSS, regularization=1.0)
+        proxlin.prox_linear(network, LOSS, regularization=1.0)  # type: ignore[call-arg]
 
 
 # Unscaled inputs --------------------------------------------------------------------------------

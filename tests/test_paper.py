@@ -40,11 +40,11 @@ class Recorder(LinearSolver):
 class Path(NamedTuple):
     """What there is after each number of steps, row by row."""
 
-    d: np.ndarray
-    grad: np.ndarray
-    slope: np.ndarray
-    status: np.ndarray
-    x: np.ndarray  # the variable of the subproblem
+    d: jax.Array
+    grad: jax.Array
+    slope: jax.Array
+    status: jax.Array
+    x: jax.Array  # the variable of the subproblem
 
 
 @functools.cache
@@ -344,7 +344,7 @@ def test_dual_is_the_pseudo_inverse_form_of_the_paper(name, gamma):
     got = np.sqrt(parts.m) * parts.factor @ np.asarray(u).reshape(-1)
     assert relative_error(got, beta) <= 1e-8
     assert relative_error(flat(d), c * parts.jacobian.T @ (parts.g - beta)) <= 1e-8
-    np.testing.assert_allclose(project @ got, got, atol=1e-12 * np.linalg.norm(got))
+    np.testing.assert_allclose(project @ got, got, atol=1e-12 * float(np.linalg.norm(got)))
 
 
 def textbook_cg(q, c, steps):

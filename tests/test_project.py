@@ -190,6 +190,10 @@ def test_hooks_are_those_of_lint():
     hooked = {hook["name"]: hook["entry"] for hook in repo["hooks"]}
     assert set(hooked) == linted
     assert all(entry.startswith(f".venv/bin/{name}") for name, entry in hooked.items())
+    # Types are checked as soon as a file changes that mypy reads.
+    (types,) = [hook for hook in repo["hooks"] if hook["name"] == "mypy"]
+    read = [pattern.partition("/")[0] for pattern in PYPROJECT["tool"]["mypy"]["files"]]
+    assert all(re.search(types["files"], f"{folder}/any.py") for folder in read)
     # They come with the environment that `make lint` uses.
     installed = {re.split("[>=]", each)[0] for each in PROJECT["optional-dependencies"]["test"]}
     assert {name.split()[0] for name in linted} <= installed

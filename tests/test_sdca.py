@@ -421,6 +421,7 @@ def test_bad_features(case):
         )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input():
     x, labels, _ = data()
     run = lambda *a, **k: proxlin.sdca(

@@ -475,6 +475,7 @@ def test_examples_that_are_not_independent_outside_of_jit():
 
 
 @pytest.mark.parametrize("max_steps", [-1, 1.5, "2", None])
+@pytest.mark.usefixtures("unchecked")
 def test_cg_rejects(max_steps):
     with pytest.raises(ValueError, match=rf"CG\(max_steps={max_steps!r}\): give an integer"):
         proxlin.CG(max_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ def test_convex_subproblems_close_the_gap(subproblem, solver):
 def test_one_term_is_the_plain_objective(subproblem, rule):
     """To the last bit, with every rule."""
     params, x, y = cases.problem("logistic", jnp.float64)
-    options = dict(step=RULES[rule], subproblem=cases.SUBPROBLEMS[subproblem])
+    options: dict[str, Any] = dict(step=RULES[rule], subproblem=cases.SUBPROBLEMS[subproblem])
     term = proxlin.Term(cases.network, proxlin.Logistic())
 
     def two_steps(opt, inputs, targets):
@@ -125,7 +126,7 @@ def test_one_term_is_the_plain_objective(subproblem, rule):
     jax.tree.map(np.testing.assert_array_equal, of_one, plain)
 
 
-ACROSS = {
+ACROSS: dict[str, Any] = {
     "weights": {"weighted": True},
     "chunks": {"chunk_size": 2},
     "regularizer": {"regularizer": proxlin.L1(1e-2)},
@@ -288,7 +289,7 @@ def test_terms_in_every_front_door():
     objective, params, inputs, targets = two_terms()
     g, h = dense(params, inputs, targets)
     want = np.linalg.solve(h + np.eye(len(g)) / 2.0, g)
-    options = dict(gamma=2.0, solver=proxlin.Cholesky())
+    options: dict[str, Any] = dict(gamma=2.0, solver=proxlin.Cholesky())
     for opt, sign in (
         (proxlin.spl(objective, **options), -1),
         (proxlin.armijo_spl(objective, **options), -1),
@@ -308,16 +309,17 @@ def test_terms_are_values():
         one.terms = ()
 
 
-TERM = proxlin.Term(cases.network, proxlin.Squared())
+TERM: Any = proxlin.Term(cases.network, proxlin.Squared())
+WRONG: Any = 3
 
 
 @pytest.mark.parametrize(
     "make,error,message",
     [
         (proxlin.Sum, ValueError, "give at least one term"),
-        (lambda: proxlin.Sum(cases.network), TypeError, r"Sum takes terms, Term\(model, loss"),
-        (lambda: proxlin.Term(3, proxlin.Squared()), TypeError, "model must be a function"),
-        (lambda: proxlin.Term(cases.network, None), TypeError, "loss must be a proxlin.Loss"),
+        (lambda: proxlin.Sum(WRONG), TypeError, r"Sum takes terms, Term\(model, loss"),
+        (lambda: proxlin.Term(WRONG, proxlin.Squared()), TypeError, "model must be a function"),
+        (lambda: proxlin.Term(cases.network, WRONG), TypeError, "loss must be a proxlin.Loss"),
         (
             lambda: proxlin.Term(cases.network, proxlin.Squared(), 0.0),
             ValueError,
@@ -352,6 +354,7 @@ TERM = proxlin.Term(cases.network, proxlin.Squared())
         ),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_objectives_that_cannot_be(make, error, message):
     with pytest.raises(error, match=message):
         make()

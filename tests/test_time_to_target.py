@@ -224,7 +224,7 @@ def raced(tmp_path, monkeypatch):
             bench.race(patient, ["model-step", "adam"], seeds, path, task)
         return [json.loads(x) for x in path.read_text().splitlines()]
 
-    race.path = path
+    race.path = path  # type: ignore[attr-defined]
     return race
 
 

@@ -16,6 +16,10 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 Params: TypeAlias = PyTree[Array]
 Vector: TypeAlias = PyTree[Array]
 Scalar: TypeAlias = Float[Array, ""]
+# A number that a user sets: an array, maybe traced, where Optax injects it.
+Number: TypeAlias = float | Array
+# A vector, or what ``jax.eval_shape`` tells of one.
+Shapes: TypeAlias = PyTree[Array | jax.ShapeDtypeStruct]
 
 
 class MetricVector(NamedTuple):
@@ -63,8 +67,8 @@ def select(condition: Bool[Array, ""], x: Vector, y: Vector) -> Vector:
     return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), x, y)
 
 
-def zeros_like(x: Vector) -> Vector:
-    """Zeros in the shapes and dtypes of a vector, or of the result of ``jax.eval_shape``."""
+def zeros_like(x: Shapes) -> Vector:
+    """Zeros in these shapes and dtypes."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
 
 

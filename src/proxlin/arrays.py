@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
+from numpy.typing import NDArray
 
 # Dtypes that NumPy has and JAX lacks.
 _NARROWER = {np.dtype(np.longdouble): np.float64, np.dtype(np.clongdouble): np.complex128}
@@ -76,7 +77,7 @@ def check_real(name: str, array: Any) -> None:
         )
 
 
-def _read(name: str, given: Any) -> Array | np.ndarray[Any, Any]:
+def _read(name: str, given: Any) -> Array | NDArray[Any]:
     if isinstance(given, np.ma.MaskedArray):
         raise ValueError(
             f"{name} are a masked array, and the mask would be lost; fill it with .filled(value), "
@@ -99,7 +100,7 @@ def _read(name: str, given: Any) -> Array | np.ndarray[Any, Any]:
     return array.astype(_NARROWER.get(array.dtype, array.dtype), copy=False)
 
 
-def _check_range(name: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+def _check_range(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
     range_ = np.iinfo(dtype)
     outside = array[(array < range_.min) | (array > range_.max)]
     if outside.size:
@@ -109,7 +110,7 @@ def _check_range(name: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -
         )
 
 
-def _converted(array: Array | np.ndarray[Any, Any], dtype: Any) -> Array:
+def _converted(array: Array | NDArray[Any], dtype: Any) -> Array:
     # Numbers that are too large become infinite, and the checks of values report them.
     with np.errstate(over="ignore"):
         return jnp.asarray(array, jax.dtypes.canonicalize_dtype(dtype))

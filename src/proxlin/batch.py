@@ -53,7 +53,7 @@ class Batch(NamedTuple):
             return self._heaviest(size)
         rows = lambda x: jax.lax.slice_in_dim(x, 0, m, m // size)
         inputs, targets, weights = jax.tree.map(rows, (self.inputs, self.targets, self.weights))
-        return Batch(inputs, targets, _normalized(weights), self.good)
+        return self._replace(inputs=inputs, targets=targets, weights=_normalized(weights))
 
     def _heaviest(self, size: int) -> Batch:
         m, width = len(self.weights), -(-len(self.weights) // size)
@@ -72,11 +72,15 @@ class Batch(NamedTuple):
         largest = jnp.max(weights, axis=1)
         counts = jnp.sum(weights, axis=1) / jnp.where(largest > 0, largest, 1)
         own = own * counts.reshape(-1, *(1,) * (own.ndim - 1))
-        return Batch(inputs, targets, _normalized(own), self.good, self.weighted)
+        return self._replace(inputs=inputs, targets=targets, weights=_normalized(own))
 
 
 def make_batch(
-    loss: Loss, outputs: jax.ShapeDtypeStruct, inputs: PyTree, targets: PyTree, weights: Any
+    loss: Loss,
+    outputs: Array | jax.ShapeDtypeStruct,
+    inputs: PyTree,
+    targets: PyTree,
+    weights: Any,
 ) -> Batch:
     """Checks targets and weights against the shape of the outputs and makes a batch of them.
 
@@ -94,7 +98,8 @@ def make_batch(
         good = require(
             lambda y: loss.valid(outputs, y), lambda y: _bad_target(loss, outputs, y), targets
         )
-        return Batch(inputs, targets, jnp.full(examples, 1 / n, outputs.dtype), good)
+        weights = jnp.full(examples, 1 / n, outputs.dtype)
+        return Batch(inputs=inputs, targets=targets, weights=weights, good=good)
     good = _good_weights(weights)
     weights = weights.reshape(weights.shape + (1,) * (len(examples) - weights.ndim))
     weights = jnp.broadcast_to(weights, examples)
@@ -107,7 +112,9 @@ def make_batch(
     inputs = _cover(inputs, jnp.any(weights.reshape(examples[0], -1) > 0, axis=1))
     inputs = _silence(inputs, weights == 0)
     targets = _cover(targets, weights > 0)
-    return Batch(inputs, targets, _normalized(weights), good, weighted=True)
+    return Batch(
+        inputs=inputs, targets=targets, weights=_normalized(weights), good=good, weighted=True
+    )
 
 
 def check_inputs(inputs: PyTree, *, example_axis: bool) -> None:

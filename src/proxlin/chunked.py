@@ -36,7 +36,7 @@ class Chunks:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"chunk_size={size!r}: give a positive integer, or None")
         m = jax.tree.leaves(inputs)[0].shape[0]
-        chunks = cls(inputs, m, -(-m // size), size)
+        chunks = cls(inputs=inputs, m=m, count=-(-m // size), size=size)
         # Padding repeats the first example: an input that the network has to handle anyway.
         split = jax.tree.map(lambda x: chunks._split(x, x[:1]), inputs)
         return dataclasses.replace(chunks, inputs=split)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # Packages whose frames lie between the user's line and a warning of this library.
-BETWEEN = {"proxlin", "jax", "optax", "functools", "dataclasses", "copy"}
+BETWEEN = {"proxlin", "jax", "jaxtyping", "optax", "functools", "dataclasses", "copy"}
 BETWEEN |= {"importlib", "_frozen_importlib"}  # from proxlin import old
 
 

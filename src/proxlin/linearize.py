@@ -51,7 +51,7 @@ class Linearization:
 
 def linearize(
     model: Model,
-    params: Params,
+    params: PyTree,
     inputs: PyTree,
     *args: Any,
     has_aux: bool = False,
@@ -146,7 +146,7 @@ def _on(model: Model, args: tuple[Any, ...], has_aux: bool) -> On:
     return lambda inputs: lambda w: (model(w, inputs, *args), None)
 
 
-def check_params(params: Params) -> None:
+def check_params(params: PyTree) -> None:
     """Raises unless every leaf is a real floating-point array."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:

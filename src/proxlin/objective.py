@@ -136,13 +136,13 @@ class Objective:
         if isinstance(model, Term):
             raise TypeError("one Term alone is not an objective; write Sum(term), or model, loss")
         if not isinstance(model, Sum):
-            term = Term(model, loss)  # type: ignore[arg-type]  # which it checks
-            return cls((term,), False, has_aux, chunk_size)
+            term = Term(model=model, loss=loss)  # type: ignore[arg-type]  # which it checks
+            return cls(terms=(term,), is_sum=False, has_aux=has_aux, chunk_size=chunk_size)
         if loss is not None:
             raise TypeError(
                 f"a Sum has the losses of its terms, but loss={loss!r} was given too; leave it out"
             )
-        return cls(model.terms, True, has_aux, chunk_size)
+        return cls(terms=model.terms, is_sum=True, has_aux=has_aux, chunk_size=chunk_size)
 
     @property
     def losses(self) -> tuple[Loss, ...]:

@@ -21,6 +21,7 @@ from proxlin.algebra import (
     MetricVector,
     Params,
     Scalar,
+    Shapes,
     Vector,
     add_scaled,
     algebra_dtype,
@@ -47,7 +48,7 @@ class ProximityState(NamedTuple):
     momentum: Params | tuple[()] = ()
 
     @classmethod
-    def init(cls, params: Params, metric: Metric, momentum: Any) -> ProximityState:
+    def init(cls, params: Shapes, metric: Metric, momentum: Any) -> ProximityState:
         """The state before the first step."""
         dtype = algebra_dtype(params)
         zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from proxlin.algebra import Params, Scalar, add_scaled, algebra_dtype
+from proxlin.algebra import Number, Params, Scalar, add_scaled, algebra_dtype
 
 Leaf = Float[Array, "..."]
 Where = Callable[[str], bool]
@@ -40,7 +40,7 @@ class Regularizer(abc.ABC):
         r""":math:`\operatorname{argmin}_w \rho(w) + \tfrac{1}{2 t} \|w - z\|^2` of one array."""
 
     @property
-    def modulus(self) -> float:
+    def modulus(self) -> Number:
         r"""Some :math:`\lambda` for which :math:`\rho - \tfrac\lambda2 \|w\|^2` is convex."""
         return 0.0
 
@@ -53,7 +53,7 @@ class Regularizer(abc.ABC):
         ]
         return jnp.sum(jnp.stack(values))
 
-    def prox(self, params: Params, stepsize: float | Scalar) -> Params:
+    def prox(self, params: Params, stepsize: Number) -> Params:
         r"""The proximity operator :math:`\operatorname{prox}_{t \rho}`, leaf by leaf.
 
         .. math:: \operatorname{argmin}_w \rho(w) + \tfrac{1}{2 t} \|w - z\|^2
@@ -114,7 +114,7 @@ class L1(Regularizer):
         Array([ 2., -0., -1.], dtype=float32)
     """
 
-    strength: float
+    strength: Number
     where: Where | None = None
 
     def __post_init__(self) -> None:
@@ -138,14 +138,14 @@ class SquaredL2(Regularizer):
         where: which leaves, by their path; all when None.
     """
 
-    strength: float
+    strength: Number
     where: Where | None = None
 
     def __post_init__(self) -> None:
         _check_strength(self, "strength")
 
     @property
-    def modulus(self) -> float:
+    def modulus(self) -> Number:
         """The strength, if it applies to all leaves."""
         return self.strength if self.where is None else 0.0
 
@@ -168,15 +168,15 @@ class ElasticNet(Regularizer):
         where: which leaves, by their path; all when None.
     """
 
-    l1: float
-    l2: float
+    l1: Number
+    l2: Number
     where: Where | None = None
 
     def __post_init__(self) -> None:
         _check_strength(self, "l1", "l2")
 
     @property
-    def modulus(self) -> float:
+    def modulus(self) -> Number:
         """``l2``, if it applies to all leaves."""
         return self.l2 if self.where is None else 0.0
 
@@ -202,7 +202,7 @@ class GroupL2(Regularizer):
         where: which leaves, by their path; all when None.
     """
 
-    strength: float
+    strength: Number
     axis: int = -1
     where: Where | None = None
 

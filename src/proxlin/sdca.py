@@ -116,7 +116,53 @@ def sdca(
     start = loss.grad(jnp.zeros((n, k), rows.dtype), targets)
     run = jax.jit(lambda duals, keys: jax.lax.scan(epoch, duals, keys))
     duals, (primal, dual) = run(start, jax.random.split(key, epochs))
-    return -c * rows.transposed_times(duals), SDCAInfo(primal, dual, primal - dual, duals)
+    info = SDCAInfo(primal=primal, dual=dual, gap=primal - dual, duals=duals)
+    return -c * rows.transposed_times(duals), info
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Feature rows: all entries, or those that are not zero with their columns, padded."""
+
+    values: Float[Array, "n width"]
+    columns: Int[Array, "n width"] | None
+    features: int
+
+    @property
+    def count(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    def dense(self, block: Int[Array, " b"]) -> Float[Array, "b d"]:
+        """Some rows; an index beyond the last one gives zeros."""
+        values = self.values.at[block].get(mode="fill", fill_value=0)
+        if self.columns is None:
+            return values
+        columns = self.columns.at[block].get(mode="clip")
+        empty = jnp.zeros((len(block), self.features), self.dtype)
+        return empty.at[jnp.arange(len(block))[:, None], columns].add(values)
+
+    def times(self, weights: Weights) -> Duals:
+        """X W^T."""
+        if self.columns is None:
+            return self.values @ weights.T
+        one = lambda row: row[0] @ weights.T[row[1]]
+        return jax.lax.map(one, (self.values, self.columns), batch_size=256)
+
+    def transposed_times(self, duals: Duals) -> Weights:
+        """A^T X."""
+        if self.columns is None:
+            return duals.T @ self.values
+        empty = jnp.zeros((self.features, duals.shape[1]), self.dtype)
+
+        def add(total: Array, row: tuple[Array, Array, Array]) -> tuple[Array, None]:
+            values, columns, dual = row
+            return total.at[columns].add(values[:, None] * dual[None, :]), None
+
+        return jax.lax.scan(add, empty, (self.values, self.columns, duals))[0].T
 
 
 def _block_step(
@@ -174,58 +220,13 @@ def _values(
     return primal, -jnp.mean(loss.conjugate(duals, targets)) - ridge
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """Feature rows: all entries, or the nonzero ones with their columns, padded."""
-
-    values: Float[Array, "n width"]
-    columns: Int[Array, "n width"] | None
-    features: int
-
-    @property
-    def count(self) -> int:
-        return self.values.shape[0]
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
-
-    def dense(self, block: Int[Array, " b"]) -> Float[Array, "b d"]:
-        """Some rows; an index beyond the last one gives zeros."""
-        values = self.values.at[block].get(mode="fill", fill_value=0)
-        if self.columns is None:
-            return values
-        columns = self.columns.at[block].get(mode="clip")
-        empty = jnp.zeros((len(block), self.features), self.dtype)
-        return empty.at[jnp.arange(len(block))[:, None], columns].add(values)
-
-    def times(self, weights: Weights) -> Duals:
-        """X W^T."""
-        if self.columns is None:
-            return self.values @ weights.T
-        one = lambda row: row[0] @ weights.T[row[1]]
-        return jax.lax.map(one, (self.values, self.columns), batch_size=256)
-
-    def transposed_times(self, duals: Duals) -> Weights:
-        """A^T X."""
-        if self.columns is None:
-            return duals.T @ self.values
-        empty = jnp.zeros((self.features, duals.shape[1]), self.dtype)
-
-        def add(total: Array, row: tuple[Array, Array, Array]) -> tuple[Array, None]:
-            values, columns, dual = row
-            return total.at[columns].add(values[:, None] * dual[None, :]), None
-
-        return jax.lax.scan(add, empty, (self.values, self.columns, duals))[0].T
-
-
 def _rows(features: Any) -> _Rows:
     if hasattr(features, "tocsr"):
         rows = _sparse_rows(features)
     else:
         values = as_floats("features", features)
         _check_shape(values.shape)
-        rows = _Rows(values, None, values.shape[1])
+        rows = _Rows(values=values, columns=None, features=values.shape[1])
     require(
         lambda x: jnp.isfinite(jnp.sum(x**2, axis=1)),
         lambda x: (
@@ -252,7 +253,7 @@ def _sparse_rows(features: Any) -> _Rows:
     entries = np.zeros((n, width), data.dtype)
     columns = np.zeros((n, width), np.int32)
     entries[present], columns[present] = data, matrix.indices
-    return _Rows(jnp.asarray(entries), jnp.asarray(columns), d)
+    return _Rows(values=jnp.asarray(entries), columns=jnp.asarray(columns), features=d)
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:

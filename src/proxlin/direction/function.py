@@ -91,7 +91,7 @@ def value_and_direction(
     )
 
     def fn(
-        params: Params,
+        params: PyTree,
         inputs: PyTree,
         targets: PyTree,
         *args: Any,

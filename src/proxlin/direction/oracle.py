@@ -14,6 +14,7 @@ from proxlin.algebra import (
     MetricVector,
     Params,
     Scalar,
+    Shapes,
     all_finite,
     cast,
     count,
@@ -91,13 +92,13 @@ class Oracle:
         """What is minimized."""
         return Objective.of(self.model, self.loss, has_aux=self.has_aux, chunk_size=self.chunk_size)
 
-    def init(self, params: Params) -> ProximityState:
+    def init(self, params: Shapes) -> ProximityState:
         """The state of the proximity term before the first step."""
         return ProximityState.init(params, self.metric, self.momentum)
 
     def direction(
         self,
-        params: Params,
+        params: PyTree,
         inputs: PyTree,
         targets: PyTree,
         args: tuple[Any, ...],

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from proxlin.algebra import Params, Scalar, cast, cast_like, dot, plain
 from proxlin.proximity import Proximity, ProximityState
@@ -45,27 +45,27 @@ class Info(NamedTuple):
     cost: Cost
 
     @property
-    def steps(self) -> Int[Array, ""]:
+    def steps(self) -> Int[Array, "..."]:
         """Inner steps."""
         return self.cost.steps
 
     @property
-    def residual(self) -> Scalar:
+    def residual(self) -> Float[Array, "..."]:
         """The last known relative residual."""
         return self.cost.residual
 
     @property
-    def jvps(self) -> Int[Array, ""]:
+    def jvps(self) -> Int[Array, "..."]:
         """Jacobian-vector products."""
         return self.cost.jvps
 
     @property
-    def vjps(self) -> Int[Array, ""]:
+    def vjps(self) -> Int[Array, "..."]:
         """Vector-Jacobian products."""
         return self.cost.vjps
 
     @property
-    def status(self) -> Int[Array, ""]:
+    def status(self) -> Int[Array, "..."]:
         """A :class:`proxlin.Status`."""
         return self.cost.status
 

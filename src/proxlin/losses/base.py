@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+import numpy as np
+from jaxtyping import Array, Bool, Float, Integer, PyTree, Real
 
 Outputs = Float[Array, "*n k"]
 PerExample = Float[Array, "*n"]
+# Outputs, or their shape and dtype before the network has run.
+OutputsLike = Float[Array | jax.ShapeDtypeStruct, "*n k"]
+# Targets keep the dtype they have, and a loss may be asked outside of JAX.
+Labels = Integer[Array | np.ndarray, "*n"] | Bool[Array | np.ndarray, "*n"]
+TargetRows = Real[Array | np.ndarray, "*n k"] | Bool[Array | np.ndarray, "*n k"]
 
 _NEWTON_STEPS = 100
 _NEWTON_HALVINGS = 20
@@ -70,7 +76,7 @@ class Loss(abc.ABC):
     def value(self, outputs: Outputs, targets: PyTree) -> PerExample:
         r""":math:`\ell(f_i, y_i)` for each example."""
 
-    def check(self, outputs: Any, targets: PyTree) -> None:
+    def check(self, outputs: OutputsLike, targets: PyTree) -> None:
         """Raises ValueError or TypeError unless shapes and dtypes of the targets fit."""
         for leaf in jax.tree.leaves(targets):
             examples = outputs.shape[:-1]
@@ -80,14 +86,14 @@ class Loss(abc.ABC):
                     f"{outputs.shape}: their first axes must be {examples}"
                 )
 
-    def valid(self, outputs: Any, targets: PyTree) -> Bool[Array, "*n"]:
+    def valid(self, outputs: OutputsLike, targets: PyTree) -> Bool[Array, "*n"]:
         """For each example, whether the values of its target are allowed.
 
         Only the shape and dtype of the outputs may be used: this runs before the network does.
         """
         return jnp.ones(outputs.shape[:-1], bool)
 
-    def allowed(self, outputs: Any) -> str:
+    def allowed(self, outputs: OutputsLike) -> str:
         """The values of targets that :meth:`valid` allows, in words."""
         return "anything"
 

@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from proxlin.arrays import check_one_array, counts
-from proxlin.losses.base import Factor, Loss, Outputs, PerExample
+from proxlin.losses.base import Factor, Labels, Loss, Outputs, OutputsLike, PerExample, TargetRows
 
-Targets = Int[Array, "*n"] | Bool[Array, "*n"] | Float[Array, "*n k"]
+Targets = Labels | TargetRows
 
 
-def is_labels(outputs: Any, targets: Any) -> bool:
+def is_labels(outputs: OutputsLike, targets: Any) -> bool:
     """Whether targets are labels, one for each example: integers, or booleans for 0 and 1."""
     return jnp.shape(targets) == outputs.shape[:-1] and counts(jnp.result_type(targets))
 
 
-def wide(labels: Targets) -> Int[Array, "*n"]:
+def wide(labels: Labels) -> Integer[Array, "*n"]:
     """Labels as integers of 32 bits or more: in 8 bits, class 256 would be class 0."""
     labels = jnp.asarray(labels)
     return labels.astype(jnp.int32) if labels.dtype.itemsize < 4 else labels
@@ -33,7 +33,7 @@ def as_distribution(outputs: Outputs, targets: Targets) -> Outputs:
     """
     if is_labels(outputs, targets):
         return jax.nn.one_hot(wide(targets), outputs.shape[-1], dtype=outputs.dtype)
-    y = targets.astype(outputs.dtype)
+    y = jnp.asarray(targets, outputs.dtype)
     total = jnp.sum(y, axis=-1, keepdims=True)
     return y / jnp.where(total > 0, total, 1)
 
@@ -50,7 +50,7 @@ class ClassLoss(Loss):
 
     nonnegative: ClassVar[bool] = True
 
-    def check(self, outputs: Any, targets: Any) -> None:
+    def check(self, outputs: OutputsLike, targets: Any) -> None:
         """Targets are integer labels or have the shape of the outputs."""
         check_one_array(self, targets)
         if not is_labels(outputs, targets) and targets.shape != outputs.shape:
@@ -61,7 +61,7 @@ class ClassLoss(Loss):
                 f"shape {outputs.shape[:-1]} or distributions of shape {outputs.shape}{cast}"
             )
 
-    def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
+    def valid(self, outputs: OutputsLike, targets: Targets) -> Bool[Array, "*n"]:
         """Labels lie in 0..k-1, distributions in the simplex."""
         if is_labels(outputs, targets):
             labels = wide(targets)
@@ -70,7 +70,7 @@ class ClassLoss(Loss):
         rounding = 1e-3  # distributions often come from float16 or from text
         return jnp.all(y >= 0, axis=-1) & (jnp.abs(jnp.sum(y, axis=-1) - 1) <= rounding)
 
-    def allowed(self, outputs: Any) -> str:
+    def allowed(self, outputs: OutputsLike) -> str:
         """Labels in 0..k-1, or distributions."""
         return f"labels 0..{outputs.shape[-1] - 1}, or non-negative rows that sum to one"
 
@@ -149,7 +149,7 @@ class BinaryLogistic(Loss):
 
     nonnegative: ClassVar[bool] = True
 
-    def check(self, outputs: Any, targets: Any) -> None:
+    def check(self, outputs: OutputsLike, targets: Any) -> None:
         """Targets have the shape of the outputs."""
         check_one_array(self, targets)
         if targets.shape != outputs.shape:
@@ -158,40 +158,40 @@ class BinaryLogistic(Loss):
                 f"{outputs.shape}; the shapes must be equal, nothing is broadcast"
             )
 
-    def valid(self, outputs: Any, targets: Outputs) -> Bool[Array, "*n"]:
+    def valid(self, outputs: OutputsLike, targets: TargetRows) -> Bool[Array, "*n"]:
         """Targets lie in [0, 1]."""
         y = targets.astype(outputs.dtype)
         return jnp.all((y >= 0) & (y <= 1), axis=-1)
 
-    def allowed(self, outputs: Any) -> str:
+    def allowed(self, outputs: OutputsLike) -> str:
         """Numbers in [0, 1]."""
         return "numbers in [0, 1]"
 
-    def value(self, outputs: Outputs, targets: Outputs) -> PerExample:
+    def value(self, outputs: Outputs, targets: TargetRows) -> PerExample:
         r""":math:`\sum_j \log(1 + e^{f_j}) - y_j f_j`."""
         y = targets.astype(outputs.dtype)
         return jnp.sum(jax.nn.softplus(outputs) - y * outputs, axis=-1)
 
-    def grad(self, outputs: Outputs, targets: Outputs) -> Outputs:
+    def grad(self, outputs: Outputs, targets: TargetRows) -> Outputs:
         r""":math:`s - y`."""
         return jax.nn.sigmoid(outputs) - targets.astype(outputs.dtype)
 
-    def hvp(self, outputs: Outputs, targets: Outputs, v: Outputs) -> Outputs:
+    def hvp(self, outputs: Outputs, targets: TargetRows, v: Outputs) -> Outputs:
         r""":math:`s (1 - s) \odot v`."""
         return _variance(outputs) * v
 
-    def hessian_factor(self, outputs: Outputs, targets: Outputs) -> Factor:
+    def hessian_factor(self, outputs: Outputs, targets: TargetRows) -> Factor:
         r""":math:`\mathrm{diag}(\sqrt{s (1 - s)})`."""
         b = jnp.sqrt(_variance(outputs))
-        return Factor(lambda v: b * v, lambda v: b * v)
+        return Factor(mv=lambda v: b * v, rmv=lambda v: b * v)
 
     def shifted_solve(
-        self, outputs: Outputs, targets: Outputs, shift: Float[Array, "*n 1"], rhs: Outputs
+        self, outputs: Outputs, targets: TargetRows, shift: Float[Array, "*n 1"], rhs: Outputs
     ) -> Outputs:
         """Diagonal."""
         return rhs / (_variance(outputs) + shift)
 
-    def conjugate(self, duals: Outputs, targets: Outputs) -> PerExample:
+    def conjugate(self, duals: Outputs, targets: TargetRows) -> PerExample:
         r""":math:`\sum_j \mu_j \log \mu_j + (1 - \mu_j) \log (1 - \mu_j)`."""
         mu = duals + targets.astype(duals.dtype)
         tolerance = 32 * jnp.finfo(mu.dtype).eps

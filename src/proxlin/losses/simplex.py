@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proxlin.losses.base import Factor, Outputs, PerExample, per_example
+from proxlin.losses.base import Factor, Outputs, OutputsLike, PerExample, per_example
 from proxlin.losses.logistic import (
     ClassLoss,
     Targets,
@@ -57,7 +57,7 @@ class Hinge(ClassLoss):
     differentiable: ClassVar[bool] = False
     twice_differentiable: ClassVar[bool] = False
 
-    def valid(self, outputs: Any, targets: Targets) -> Bool[Array, "*n"]:
+    def valid(self, outputs: OutputsLike, targets: Targets) -> Bool[Array, "*n"]:
         """Labels lie in 0..k-1, rows are one-hot."""
         valid = super().valid(outputs, targets)
         if is_labels(outputs, targets):
@@ -65,7 +65,7 @@ class Hinge(ClassLoss):
         y = targets.astype(outputs.dtype)
         return valid & jnp.all((y == 0) | (y == 1), axis=-1)
 
-    def allowed(self, outputs: Any) -> str:
+    def allowed(self, outputs: OutputsLike) -> str:
         """Labels in 0..k-1, or one-hot rows."""
         return f"labels 0..{outputs.shape[-1] - 1}, or one-hot rows"
 
@@ -136,7 +136,8 @@ class Sparsemax(ClassLoss):
 
     def hessian_factor(self, outputs: Outputs, targets: Targets) -> Factor:
         """Centering on the support, which is its own factor."""
-        return Factor(lambda v: _center(outputs, v), lambda v: _center(outputs, v))
+        center = lambda v: _center(outputs, v)
+        return Factor(mv=center, rmv=center)
 
     def shifted_solve(
         self, outputs: Outputs, targets: Targets, shift: Float[Array, "*n 1"], rhs: Outputs

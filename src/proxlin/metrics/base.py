@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from proxlin.algebra import Params, algebra_dtype, cast_like
+from proxlin.algebra import Number, Params, Shapes, algebra_dtype, cast_like
 
 Inverse = Callable[[Params], Params]
 
@@ -26,7 +26,7 @@ class Metric(abc.ABC):
     is_identity: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def init(self, params: Params) -> Any:
+    def init(self, params: Shapes) -> Any:
         """The state before the first step."""
 
     @abc.abstractmethod
@@ -44,7 +44,7 @@ class Euclidean(Metric):
 
     is_identity: ClassVar[bool] = True
 
-    def init(self, params: Params) -> tuple[()]:
+    def init(self, params: Shapes) -> tuple[()]:
         """Nothing."""
         return ()
 
@@ -79,13 +79,13 @@ class Diagonal(Metric):
         Array([ 1., -1.], dtype=float32)
     """
 
-    decay: float = 0.999
-    epsilon: float = 1e-8
+    decay: Number = 0.999
+    epsilon: Number = 1e-8
 
     def __post_init__(self) -> None:
         check(self)
 
-    def init(self, params: Params) -> Params:
+    def init(self, params: Shapes) -> Params:
         """Zeros."""
         return zeros(params)
 
@@ -101,18 +101,18 @@ class Diagonal(Metric):
         return lambda x: jax.tree.map(lambda a, r: a / (r + self.epsilon).astype(a.dtype), x, roots)
 
 
-def zeros(params: Params) -> Params:
+def zeros(params: Shapes) -> Params:
     """Zeros in the dtype of the algebra."""
     dtype = algebra_dtype(params)
     return jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
 
 
-def average(old: PyTree[Array], new: PyTree[Array], decay: float) -> PyTree[Array]:
+def average(old: PyTree[Array], new: PyTree[Array], decay: Number) -> PyTree[Array]:
     """One step of an exponential moving average."""
     return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
 
 
-def unbiased(average: PyTree[Array], decay: float, taken: Int[Array, ""]) -> PyTree[Array]:
+def unbiased(average: PyTree[Array], decay: Number, taken: Int[Array, ""]) -> PyTree[Array]:
     """An average that started at zero, corrected for that bias."""
     weights = lambda dtype: 1 - jnp.asarray(decay, dtype) ** (taken + 1).astype(dtype)
     return jax.tree.map(lambda x: x / weights(x.dtype), average)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.algebra import Params, count
+from proxlin.algebra import Number, Params, Shapes, count
 from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
 
 Matrix = Float[Array, "rows columns"]
@@ -70,11 +70,11 @@ class Kronecker(Metric):
                [0., 1.]], dtype=float32)
     """
 
-    decay: float = 0.95
+    decay: Number = 0.95
     block_size: int = 128
     every: int = 20
     root: int = 2
-    epsilon: float = 1e-4
+    epsilon: Number = 1e-4
 
     def __post_init__(self) -> None:
         check(self)
@@ -83,11 +83,12 @@ class Kronecker(Metric):
                 f"{self}: block_size and every must be at least 1, and root must be 2 or 4"
             )
 
-    def init(self, params: Params) -> KroneckerState:
+    def init(self, params: Shapes) -> KroneckerState:
         """Zeros; the first step replaces the roots."""
         start = zeros(params)
         moments = jax.tree.map(lambda w: second_moments(w, self.block_size), start)
-        return KroneckerState(moments, moments, jax.tree.map(_largest, start))
+        scales = jax.tree.map(_largest, start)
+        return KroneckerState(moments=moments, roots=moments, scales=scales)
 
     def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
         """Averages the moments, and computes their roots once in ``every`` steps."""
@@ -111,7 +112,7 @@ class Kronecker(Metric):
             )
 
         latest = jax.lax.cond(taken % self.every == 0, roots, lambda: state.roots)
-        return KroneckerState(moments, latest, scales)
+        return KroneckerState(moments=moments, roots=latest, scales=scales)
 
     def inverse(self, state: KroneckerState, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
         """Multiplies by the roots on both sides."""
@@ -132,7 +133,7 @@ def second_moments(g: Array, block_size: int) -> Any:
     return tuple(x @ x.swapaxes(-1, -2) for x in blocks)
 
 
-def inverse_roots(g: Array, moments: Any, root: int, epsilon: float) -> Any:
+def inverse_roots(g: Array, moments: Any, root: int, epsilon: Number) -> Any:
     r""":math:`L^{-1/q}` and :math:`R^{-1/q}` for a matrix, :math:`v^{-2/q}` for a vector."""
     if _is_vector(g):
         return (moments + epsilon * _or_one(_largest(moments))) ** (-2 / root)
@@ -145,7 +146,7 @@ def precondition(x: Array, roots: Any, block_size: int) -> Array:
         return x * roots
     left, right = roots
 
-    def times(root: Blocks, matrix: Matrix) -> Matrix:
+    def times(root: Float[Array, "blocks n n"], matrix: Matrix) -> Matrix:
         product = root @ _split(matrix, block_size)
         return product.reshape(-1, matrix.shape[1])[: matrix.shape[0]]
 
@@ -153,7 +154,7 @@ def precondition(x: Array, roots: Any, block_size: int) -> Array:
 
 
 def _inverse_root(
-    matrices: Float[Array, "*blocks n n"], root: int, epsilon: Any
+    matrices: Float[Array, "*blocks n n"], root: int, epsilon: Number
 ) -> Float[Array, "*blocks n n"]:
     r""":math:`(A / \|A\| + \epsilon I)^{-1/q} \|A\|^{-1/q}` by Newton's iteration.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import optax
 
+from proxlin.algebra import Number
 from proxlin.direction import Oracle
 from proxlin.linearize import Model
 from proxlin.losses import Loss
@@ -27,7 +28,7 @@ def prox_linear(
     *,
     step: StepRule = Armijo(beta=0.1),
     metric: Metric = Euclidean(),
-    momentum: float = 0.0,
+    momentum: Number = 0.0,
     subproblem: Subproblem | None = None,
     solver: Any = None,
     regularizer: Regularizer = Zero(),
@@ -96,8 +97,8 @@ def prox_linear(
     if not isinstance(step, StepRule):
         raise TypeError(f"step must be a step rule such as Armijo() or Fixed(), not {step!r}")
     oracle = Oracle(
-        model,
-        loss,
+        model=model,
+        loss=loss,
         metric=metric,
         momentum=momentum,
         subproblem=subproblem or dual_quadratic,
@@ -156,8 +157,8 @@ def direction_as_gradient(
         >>> opt = direction_as_gradient(lambda w, x: x @ w, Squared(), optax.adam(1e-3))
     """
     oracle = Oracle(
-        model,
-        loss,
+        model=model,
+        loss=loss,
         subproblem=subproblem or dual_quadratic,
         solver=solver,
         regularizer=regularizer,
@@ -191,7 +192,7 @@ def spl(
     return prox_linear(
         model,
         loss,
-        step=Fixed(gamma),
+        step=Fixed(gamma=gamma),
         init_aux=init_aux,
         subproblem=subproblem,
         solver=solver,
@@ -223,7 +224,7 @@ def armijo_spl(
     return prox_linear(
         model,
         loss,
-        step=Armijo(gamma),
+        step=Armijo(gamma=gamma),
         init_aux=init_aux,
         subproblem=subproblem,
         solver=solver,

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.algebra import Params, Scalar, all_finite, count
+from proxlin.algebra import Scalar, Shapes, all_finite, count
 from proxlin.deprecation import deprecated_fields
 from proxlin.direction import Oracle
 from proxlin.linearize import check_params
@@ -34,27 +34,27 @@ class StepInfo(NamedTuple):
     cost: Cost
 
     @property
-    def steps(self) -> Int[Array, ""]:
+    def steps(self) -> Int[Array, "..."]:
         """Inner steps."""
         return self.cost.steps
 
     @property
-    def residual(self) -> Scalar:
+    def residual(self) -> Float[Array, "..."]:
         """The last known relative residual."""
         return self.cost.residual
 
     @property
-    def jvps(self) -> Int[Array, ""]:
+    def jvps(self) -> Int[Array, "..."]:
         """Jacobian-vector products."""
         return self.cost.jvps
 
     @property
-    def vjps(self) -> Int[Array, ""]:
+    def vjps(self) -> Int[Array, "..."]:
         """Vector-Jacobian products."""
         return self.cost.vjps
 
     @property
-    def status(self) -> Int[Array, ""]:
+    def status(self) -> Int[Array, "..."]:
         """A :class:`proxlin.Status`."""
         return self.cost.status
 
@@ -117,7 +117,7 @@ def transformation(
             "the first aux, of the same structure, as init_aux"
         )
 
-    def init(params: Params) -> ProxLinearState:
+    def init(params: PyTree) -> ProxLinearState:
         _check_unmasked(params)
         params = _arrays(params)
         zero = jnp.zeros((), jnp.result_type(float))
@@ -137,13 +137,13 @@ def transformation(
         return jax.tree.map(_own, state)
 
     def update(
-        updates: None,
+        updates: Any,
         state: ProxLinearState,
-        params: Params | None = None,
+        params: PyTree = None,
         *,
         inputs: PyTree,
         targets: PyTree,
-        args: tuple[Any, ...] = (),
+        args: Any = (),
         weights: Any = None,
         **extra: Any,
     ) -> tuple[PyTree, ProxLinearState]:
@@ -177,7 +177,7 @@ def transformation(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _arrays(params: Params) -> Params:
+def _arrays(params: PyTree) -> Shapes:
     """Parameters as JAX arrays; shapes, and the placeholders of Optax, unchanged."""
     if not jax.tree.leaves(params):
         return params
@@ -229,7 +229,7 @@ def _default(x: Array) -> Array:
     return x.astype(jnp.result_type(float)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _check_unmasked(params: Params) -> None:
+def _check_unmasked(params: PyTree) -> None:
     is_masked = lambda x: isinstance(x, optax.MaskedNode)
     if any(is_masked(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_masked)):
         raise ValueError(
@@ -239,7 +239,7 @@ def _check_unmasked(params: Params) -> None:
         )
 
 
-def _check_call(updates: Any, params: Params | None, args: Any) -> None:
+def _check_call(updates: Any, params: PyTree, args: Any) -> None:
     if updates is not None:
         raise ValueError(
             "a prox-linear method computes its own direction and ignores gradients: call "

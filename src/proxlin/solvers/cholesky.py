@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from proxlin.algebra import Scalar, Vector, add_scaled, count, scale, zeros_like
+from proxlin.algebra import Scalar, Shapes, Vector, add_scaled, count, scale, zeros_like
 from proxlin.solvers.system import (
     Cost,
     LinearSolver,
@@ -103,18 +103,18 @@ class Cholesky(LinearSolver):
         )
 
 
-def _spaces(system: NormalSystem) -> tuple[Vector, Vector]:
+def _spaces(system: NormalSystem) -> tuple[Shapes, Shapes]:
     """Shapes of x and of M x."""
     if system.rhs is not None:
         return system.rhs, jax.eval_shape(system.forward, system.rhs)
     return jax.eval_shape(system.adjoint, system.data), system.data
 
 
-def _size(like: Vector) -> int:
+def _size(like: Shapes) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
 
 
-def _unravel(like: Vector) -> Callable[[Array], Vector]:
+def _unravel(like: Shapes) -> Callable[[Array], Vector]:
     return ravel_pytree(zeros_like(like))[1]
 
 
@@ -136,7 +136,7 @@ def _least_shift(system: NormalSystem, gram: Matrix) -> Scalar:
 
 
 def _inverse(
-    gram: Matrix, shift: Array, like: Vector
+    gram: Matrix, shift: Scalar, like: Shapes
 ) -> tuple[Callable[[Vector], Vector], Bool[Array, ""]]:
     """The inverse of the shifted matrix, and whether that is singular to rounding.
 
@@ -196,7 +196,7 @@ def _map_back_on_image(
 
 
 def _gram_of_products(
-    system: NormalSystem, x_like: Vector, image_like: Vector, on_x: bool, max_elements: int
+    system: NormalSystem, x_like: Shapes, image_like: Shapes, on_x: bool, max_elements: int
 ) -> Matrix:
     """M* M or M M*, a few columns at a time."""
     first, second = (system.forward, system.adjoint) if on_x else (system.adjoint, system.forward)

@@ -72,6 +72,21 @@ class CompositeSolver(abc.ABC):
         """Solves the problem approximately."""
 
 
+class _State(NamedTuple):
+    x: Vector
+    image: Vector
+    before: Vector  # the x before
+    image_before: Vector
+    theta: Scalar  # Nesterov's sequence
+    lipschitz: Scalar
+    first: Scalar  # norms of the first and the last step
+    last: Scalar
+    steps: Int[Array, ""]
+    applies: Int[Array, ""]
+    looks: Int[Array, ""]
+    done: Bool[Array, ""]
+
+
 @dataclasses.dataclass(frozen=True)
 class ProximalGradient(CompositeSolver):
     r"""Accelerated proximal gradient steps with backtracking and restarts.
@@ -136,21 +151,6 @@ class ProximalGradient(CompositeSolver):
         due = state.steps % _CHECK_EVERY == 0
         closed = jax.lax.cond(due, look, lambda: jnp.asarray(False))
         return state._replace(done=state.done | closed, looks=state.looks + count(due))
-
-
-class _State(NamedTuple):
-    x: Vector
-    image: Vector
-    before: Vector  # the previous x
-    image_before: Vector
-    theta: Scalar  # Nesterov's sequence
-    lipschitz: Scalar
-    first: Scalar  # norms of the first and the last step
-    last: Scalar
-    steps: Int[Array, ""]
-    applies: Int[Array, ""]
-    looks: Int[Array, ""]
-    done: Bool[Array, ""]
 
 
 def _start(problem: CompositeProblem) -> _State:

@@ -113,7 +113,13 @@ def _lanczos(system: NormalSystem, steps: int) -> _Basis:
         norm = jnp.where(norm > 10 * jnp.finfo(norm.dtype).eps * diagonal[-1], norm, 0)
         off_diagonal.append(norm)
         vectors.append(_unit(following, norm))
-    return _Basis(vectors, images, diagonal, off_diagonal, length)
+    return _Basis(
+        vectors=vectors,
+        images=images,
+        diagonal=diagonal,
+        off_diagonal=off_diagonal,
+        length=length,
+    )
 
 
 def _unit(x: Vector, length: Scalar) -> Vector:

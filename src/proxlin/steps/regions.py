@@ -10,7 +10,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from proxlin.algebra import Params, Scalar, algebra_dtype, cast, cast_like, count, dot, zeros_like
+from proxlin.algebra import (
+    Number,
+    Params,
+    Scalar,
+    Shapes,
+    algebra_dtype,
+    cast,
+    cast_like,
+    count,
+    dot,
+    zeros_like,
+)
 from proxlin.direction import Direction
 from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, known
 from proxlin.steps.searches import best_on_model
@@ -48,14 +59,14 @@ class TrustRegion(StepRule):
         max_residual: the largest relative residual, before the last inner step, to grow with.
     """
 
-    gamma: float = 1.0
-    low: float = 0.25
-    high: float = 0.75
-    shrink: float = 0.5
-    grow: float = 2.0
-    min_gamma: float = 1e-30
-    max_gamma: float = 1e30
-    max_residual: float = 0.5
+    gamma: Number = 1.0
+    low: Number = 0.25
+    high: Number = 0.75
+    shrink: Number = 0.5
+    grow: Number = 2.0
+    min_gamma: Number = 1e-30
+    max_gamma: Number = 1e30
+    max_residual: Number = 0.5
 
     def __post_init__(self) -> None:
         if callable(self.gamma):
@@ -171,13 +182,13 @@ class StochasticTrustRegion(StepRule):
         max_gamma: the largest gamma.
     """
 
-    gamma: float = 1e-2
-    target: float = -0.75
-    width: float = 0.5
-    rate: float = 0.05
-    decay: float = 0.9
-    min_gamma: float = 1e-30
-    max_gamma: float = 1e30
+    gamma: Number = 1e-2
+    target: Number = -0.75
+    width: Number = 0.5
+    rate: Number = 0.05
+    decay: Number = 0.9
+    min_gamma: Number = 1e-30
+    max_gamma: Number = 1e30
     composite: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -193,7 +204,7 @@ class StochasticTrustRegion(StepRule):
         """The gamma carried over."""
         return carried
 
-    def init(self, params: Params) -> SlopeState:
+    def init(self, params: Shapes) -> SlopeState:
         """No step, and no slopes."""
         zero = jnp.zeros((), algebra_dtype(params))
         return SlopeState(

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from proxlin.algebra import Params, Scalar, count
+from proxlin.algebra import Number, Params, Scalar, Shapes, count
 from proxlin.direction import Direction, Info
 
-ScalarOrSchedule = float | Array | Callable[[Any], Any]
+ScalarOrSchedule = Number | Callable[[Any], Any]
 
 
 class Step(NamedTuple):
@@ -59,7 +59,7 @@ class StepRule(abc.ABC):
         """The gamma for a step, given the number of steps before it and the gamma carried over."""
         return at(self.gamma, steps)
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Shapes) -> Any:
         """The state before the first step, a pytree; empty for most rules."""
         return ()
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from proxlin.algebra import Params, Scalar, count, dot, plain, select
+from proxlin.algebra import Number, Params, Scalar, count, dot, plain, select
 from proxlin.direction import Direction
 from proxlin.objective import TermOutputs
 from proxlin.steps.rule import (
@@ -87,10 +87,10 @@ class Armijo(StepRule):
     """
 
     gamma: ScalarOrSchedule = 1.0
-    beta: float = 1e-4
-    shrink: float = 0.8
-    max_eta: float = 1.0
-    max_backtracks: int = 30
+    beta: Number = 1e-4
+    shrink: Number = 0.8
+    max_eta: Number = 1.0
+    max_backtracks: int | Array = 30
 
     def __post_init__(self) -> None:
         check_positive(self, "gamma", "max_eta")

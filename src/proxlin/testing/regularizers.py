@@ -6,15 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import PyTree
 
-from proxlin.algebra import Params, algebra_dtype
+from proxlin.algebra import algebra_dtype
 from proxlin.linearize import check_params
 from proxlin.regularizers import Regularizer
 from proxlin.testing.findings import Findings, kind, tolerance_of
 
 
 def check_regularizer(
-    regularizer: Regularizer, params: Params, *, tolerance: float | None = None
+    regularizer: Regularizer, params: PyTree, *, tolerance: float | None = None
 ) -> None:
     r"""Tests a regularizer against the identities that the library relies on.
 
