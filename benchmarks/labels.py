@@ -27,7 +27,7 @@ from proxlin.bench.environment import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 BATCH = 256
-WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "all labels": {"loss": proxlin.Logistic()},
     "4 sampled labels": {"loss": SampledLabels(labels=4)},
     "no curvature": {"loss": proxlin.Logistic(), "solver": proxlin.CG(0)},
@@ -57,7 +57,9 @@ def measure(classes: int, repeats: int) -> dict[str, Any]:
         loss = proxlin.Logistic()
         return jax.value_and_grad(lambda w: loss.value(network.predict(w, x), y).mean())(params)
 
-    calls = {name: second_step(network, options, params, x, y) for name, options in WAYS.items()}
+    calls = {
+        name: second_step(network, options, params, x, y) for name, options in VARIANTS.items()
+    }
     calls["gradient"] = gradient, (params, x, y)
     programs = {name: compiled(*call)[0] for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -68,7 +70,7 @@ def measure(classes: int, repeats: int) -> dict[str, Any]:
                 times[name].append(seconds)
     ratios = {
         name: statistics.median(t / g for t, g in zip(times[name], times["gradient"], strict=True))
-        for name in WAYS
+        for name in VARIANTS
     }
     return {"classes": classes, "gradient_seconds": statistics.median(times["gradient"]), **ratios}
 
@@ -76,11 +78,11 @@ def measure(classes: int, repeats: int) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"A step in gradients, ConvNet, batch {BATCH}, curvature of {AUTO['curvature_size']}.\n",
-        "| classes | " + " | ".join(WAYS) + " |",
-        "|---:" * (len(WAYS) + 1) + "|",
+        "| classes | " + " | ".join(VARIANTS) + " |",
+        "|---:" * (len(VARIANTS) + 1) + "|",
     ]
     for row in rows:
-        cells = [str(row["classes"]), *(f"{row[name]:.2f}" for name in WAYS)]
+        cells = [str(row["classes"]), *(f"{row[name]:.2f}" for name in VARIANTS)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

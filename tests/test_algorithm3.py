@@ -429,3 +429,22 @@ def test_trust_region_compares_the_regularized_objective_with_its_model():
     kept, shrunk = following(ratio - 1e-9), following(ratio + 1e-9)
     assert (kept.gamma, shrunk.gamma) == (gamma, gamma / 2)
     np.testing.assert_allclose(kept.info.predicted, predicted, rtol=1e-10)
+
+
+def test_passes_add_up_and_the_worst_status_counts():
+    """Each pass has its steps and products; one that is INEXACT makes all of it so."""
+    _, x, y = regression()
+    w = jnp.zeros((x.shape[1], y.shape[1]))
+    report = lambda passes, gamma: proxlin.value_and_direction(
+        linear, proxlin.Squared(), subproblem=proxlin.DualQuadratic(passes=passes), regularizer=L1
+    )(w, x, y, gamma=gamma)[0][1]
+    one, three = report(1, 1.0), report(3, 1.0)
+    assert (int(one.steps), int(three.steps)) == (2, 6)
+    assert (int(one.jvps), int(three.jvps)) == (2, 6)
+    assert int(one.vjps) - 1 == 2 and int(three.vjps) - 1 == 6  # but for that of the gradient
+    Cost, Status = proxlin.Cost, proxlin.Status
+    numbers = {"steps": 1, "residual": 0.5, "jvps": 2, "vjps": 3}
+    cost = lambda status: Cost(**jax.tree.map(jnp.asarray, {**numbers, "status": int(status)}))
+    for first, second in ((Status.OK, Status.INEXACT), (Status.INEXACT, Status.OK)):
+        both = cost(second).after(cost(first))
+        assert (both.steps, both.jvps, both.vjps, int(both.status)) == (2, 4, 6, Status.INEXACT)

@@ -306,6 +306,6 @@ def test_only_what_is_wrong_with_a_regularizer_is_named():
     assert len(str(error.value).splitlines()) == 2
 
 
-def test_parameters_off_the_constraint_are_refused():
+def test_parameters_off_the_constraint_are_rejected():
     with pytest.raises(ValueError, match="one finite number"):
         proxlin.check_regularizer(NonNegativeL1(0.3), PARAMS)

@@ -151,7 +151,7 @@ class Looks(Broken):
 class AsksForAProduct(Broken):
     def break_(self, direction, step):
         _, change = direction.change()
-        turns = direction.model.slope_along(change, step.eta) < 0
+        turns = direction.model.slope_along(direction.d, change)(step.eta) > 0
         return step._replace(eta=jnp.where(turns, step.eta, step.eta))
 
 

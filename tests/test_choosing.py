@@ -125,7 +125,7 @@ COMBINATIONS = list(itertools.product(SUBPROBLEMS, SETTINGS))
 
 @pytest.mark.parametrize(("name", "setting"), COMBINATIONS)
 def test_what_the_table_offers_gives_a_direction(name, setting):
-    """Every solver of a cell is run: what is not refused must also work."""
+    """Every solver of a cell is run: what is not rejected must also work."""
     loss = proxlin.Squared() if name.endswith("quadratic") else proxlin.Logistic()
     targets = X if name.endswith("quadratic") else jnp.array([0, 2])
     served = [own for own in SOLVERS.values() if takes(name, loss, own, **SETTINGS[setting])]

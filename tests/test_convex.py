@@ -556,12 +556,12 @@ UNFIT: dict[str, Any] = {
     "lbfgs dual_quadratic": (
         LOGISTIC,
         {"subproblem": proxlin.dual_quadratic, "solver": LBFGS},
-        r"LBFGS\(.*cannot solve dual_quadratic .*use CG\(max_steps\) or Cholesky\(\)",
+        r"LBFGS\(.*cannot solve dual_quadratic .*use CG\(max_steps\), Multi.* or Cholesky\(\)",
     ),
     "proximal gradient dual_quadratic": (
         LOGISTIC,
         {"subproblem": proxlin.dual_quadratic, "solver": EXACT},
-        r"ProximalGradient\(.*cannot solve dual_quadratic .*use CG\(max_steps\) or Cholesky\(\)",
+        r"ProximalGradient\(.*cannot solve dual_quadratic .*use CG\(max_steps\), Multi.* or Chol",
     ),
     "cg primal_quadratic l1": (
         LOGISTIC,
@@ -610,3 +610,53 @@ def test_dual_convex_needs_a_finite_gamma():
     fn = proxlin.value_and_direction(cases.network, LOGISTIC, subproblem=proxlin.dual_convex)
     with pytest.raises(ValueError, match="use subproblem=primal_convex"):
         fn(*problem("logistic"), gamma=jnp.inf)
+
+
+# ---------------------------------------------------------------- what is reported is of d
+
+
+@pytest.mark.parametrize("subproblem", [proxlin.primal_convex, proxlin.primal_quadratic])
+@pytest.mark.parametrize("gamma", [1.0, 10.0, 1000.0])
+def test_the_value_that_is_reported_is_that_of_the_direction(subproblem, gamma):
+    """After a few steps on a badly scaled problem, where the end of the prox arc is far off."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 3)) * np.array([1.0, 1.0, 30.0])
+    y = x @ np.array([[1.0], [-0.5], [0.1]])
+    w, strength = jnp.full((3, 1), 0.1), 0.01
+    fn = proxlin.value_and_direction(
+        lambda w, x: x @ w,
+        proxlin.Squared(),
+        subproblem=subproblem,
+        solver=proxlin.ProximalGradient(10),
+        regularizer=proxlin.L1(strength),
+    )
+    (value, info), d = fn(w, x, y, gamma=gamma)
+    d = np.asarray(d)
+    # for the squared loss both models are the loss itself
+    want = 0.5 * np.mean((x @ (w - d) - y) ** 2) + np.sum(d**2) / (2 * gamma)
+    want += strength * np.sum(np.abs(w - d))
+    np.testing.assert_allclose(info.primal, want, rtol=1e-10)
+    np.testing.assert_allclose(info.predicted, value + info.penalty - want, rtol=1e-8)
+    assert info.gap >= 0
+    if info.predicted < 0:
+        assert info.status == proxlin.Status.INEXACT
+
+
+def test_an_infinite_gamma_in_the_primal():
+    """The model itself is minimized; the error of the dual says so, and a regularizer cannot."""
+    x, y = jnp.eye(3)[:, :2], jnp.array([[1.0], [2.0], [0.0]])
+    problem = (lambda w, x: x @ w, proxlin.Squared())
+    batch, inf = (jnp.zeros((2, 1)), x, y), jnp.inf
+    fn = proxlin.value_and_direction(
+        *problem, subproblem=proxlin.primal_convex, solver=proxlin.ProximalGradient(500)
+    )
+    (_, info), d = fn(*batch, gamma=inf)
+    np.testing.assert_allclose(-d, [[1.0], [2.0]], atol=1e-6)
+    assert info.status == proxlin.Status.OK and info.gap == inf  # there is no dual
+    for subproblem in (proxlin.primal_convex, proxlin.primal_quadratic):
+        fn = proxlin.value_and_direction(
+            *problem, subproblem=subproblem, regularizer=proxlin.L1(0.1)
+        )
+        with pytest.raises(ValueError, match="a regularizer needs a finite gamma"):
+            fn(*batch, gamma=inf)
+        assert jax.jit(fn)(*batch, gamma=inf)[0][1].status == proxlin.Status.BAD_VALUE

@@ -226,7 +226,7 @@ def test_imports_are_seen(tmp_path, monkeypatch):
 
 def test_solvers_know_nothing_of_networks_or_losses():
     for path in modules("solvers"):
-        assert set(rooms_of(path)) <= {"deprecation", "algebra", "solvers"}, path
+        assert set(rooms_of(path)) <= {"deprecation", "algebra", "checks", "solvers"}, path
 
 
 @pytest.mark.parametrize("room", ["__init__", *CORE])

@@ -15,6 +15,8 @@ import warnings
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 from packaging.version import Version
 
@@ -269,6 +271,15 @@ def overdue(paths, version):
 def test_no_deprecation_outlives_its_version():
     paths = [path for path in SOURCE.rglob("*.py") if path.name != "deprecation.py"]
     assert overdue(paths, proxlin.__version__) == []
+
+
+def test_names_that_go_without_a_warning_do_not_outlive_their_version():
+    """``optax.tree.get`` finds fields only, and a member of an enumeration cannot warn."""
+    if Version(proxlin.__version__).release >= (0, 2):
+        assert "refused" not in proxlin.ProxLinearState._fields
+        assert "BREAKDOWN" not in proxlin.Status.__members__
+    else:
+        assert optax.tree.get(proxlin.spl(max, proxlin.Squared()).init(jnp.ones(2)), "refused") == 0
 
 
 def test_a_deprecation_that_is_overdue_is_found(tmp_path):

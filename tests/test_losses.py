@@ -356,7 +356,7 @@ def test_prox_conjugate_satisfies_moreaus_identity(name, dtype):
 
 
 @each_conjugate
-def test_prox_conjugate_minimises(name):
+def test_prox_conjugate_minimizes(name):
     loss = LOSSES[name]
     # From all of R^k onto the inside of the domain of the conjugate.
     domain = {

@@ -269,10 +269,18 @@ def test_roots_are_kept_between_their_steps():
         (
             dict(metric=proxlin.Diagonal(), solver=proxlin.Cholesky()),
             TypeError,
-            "works with solver=CG",
+            r"Cholesky\(.*does not take Diagonal.*use CG\(max_steps\) or MultiShiftCG",
         ),
-        (dict(momentum=0.5, regularizer=proxlin.L1(1.0)), TypeError, "without a regularizer"),
-        (dict(momentum=0.5, subproblem=proxlin.dual_convex), TypeError, "dual_quadratic or primal"),
+        (
+            dict(momentum=0.5, regularizer=proxlin.L1(1.0)),
+            TypeError,
+            r"does not go together with L1\(",
+        ),
+        (
+            dict(momentum=0.5, subproblem=proxlin.dual_convex),
+            TypeError,
+            r"^dual_convex does not .*=dual_quadratic or primal",
+        ),
         (dict(curvature_size=lambda m: m + 1), ValueError, "curvature_size=7 for a batch of 6"),
     ],
 )
@@ -289,11 +297,25 @@ def test_bad_options(options, error, message):
     [
         (lambda: proxlin.Kronecker(decay=1.0), "decay must lie between 0 and 1"),
         (lambda: proxlin.Diagonal(epsilon=0.0), "epsilon must be positive"),
-        (lambda: proxlin.Kronecker(block_size=0), "must be at least 1"),
-        (lambda: proxlin.Kronecker(every=0), "must be at least 1"),
-        (lambda: proxlin.Kronecker(root=3), "root must be 2 or 4"),
+        (lambda: proxlin.Kronecker(block_size=0), r"block_size=0\): give an integer of at least 1"),
+        (
+            lambda: proxlin.Kronecker(block_size=cast(int, 2.5)),
+            r"block_size=2.5\): give an integer",
+        ),
+        (lambda: proxlin.Kronecker(every=0), r"every=0\): give an integer of at least 1"),
+        (lambda: proxlin.Kronecker(root=3), r"root=3\): give 2 or 4"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_metrics(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_critical_point_is_no_trouble(momentum):
+    """Nothing is replaced where there is nothing to do."""
+    opt = proxlin.prox_linear(lambda w, x: x @ w, proxlin.Squared(), momentum=momentum)
+    w, x, y = jnp.ones((2, 1)), jnp.eye(2), jnp.ones((2, 1))
+    _, state = opt.update(None, opt.init(w), w, inputs=x, targets=y)
+    assert state.info.status == proxlin.Status.OK

@@ -56,7 +56,7 @@ def test_value_by_hand(kind, w, s):
 
 @each_kind
 @given(z=elements(), s=strengths, t=stepsizes)
-def test_prox_minimises(kind, z, s, t):
+def test_prox_minimizes(kind, z, s, t):
     """Against a search from the point itself, and against neighbors of the answer."""
     make, by_hand = KINDS[kind]
     objective = lambda w: by_hand(w.reshape(SHAPE), s) + ((w - z.ravel()) ** 2).sum() / (2 * t)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from fractions import Fraction
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -482,7 +483,9 @@ def test_cg_rejects(max_steps):
 
 
 def test_cholesky_rejects():
-    with pytest.raises(ValueError, match=r"Cholesky\(max_elements=0\): give at least 1"):
+    with pytest.raises(
+        ValueError, match=r"Cholesky\(max_elements=0\): give an integer of at least 1"
+    ):
         proxlin.Cholesky(max_elements=0)
     system = system_of(np.eye(3), 1.0, {"rhs": np.ones(3)})
     with pytest.raises(TypeError, match=r"Cholesky\(independent=True\) needs a system with rows"):
@@ -493,3 +496,38 @@ def test_cholesky_rejects():
 def test_a_system_takes_one_right_hand_side(vectors):
     with pytest.raises(ValueError, match="takes either rhs or data"):
         system_of(np.eye(3), 1.0, vectors)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: proxlin.Cholesky(max_elements=cast(int, 2.5)),
+            r"max_elements=2.5\): give an integer",
+        ),
+        (
+            lambda: proxlin.Armijo(max_backtracks=cast(int, 2.5)),
+            r"max_backtracks=2.5\): give an integer",
+        ),
+        (lambda: proxlin.ProximalGradient(gap=-1.0), r"gap=-1.0\): give a number >= 0"),
+        (lambda: proxlin.LBFGS(tolerance=-1.0), r"tolerance=-1.0\): give a number >= 0"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_out_of_their_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numpy_integers_are_integers():
+    assert proxlin.CG(cast(int, np.int64(2))) == proxlin.CG(2)
+
+
+def test_a_step_rule_without_gamma_is_told_what_it_lacks():
+    class Bare(proxlin.extend.StepRule):
+        def step(self, direction, steps, state=()):
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match=r"has no gamma; add the field gamma: float = 1\.0"):
+        proxlin.prox_linear(lambda w, x: x @ w, proxlin.Squared(), step=Bare())

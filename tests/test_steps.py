@@ -323,7 +323,7 @@ def best_on_model(loss, outputs, change, targets, proximity, missing=0.0):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_model_step_minimises_the_convex_model_along_the_direction(name):
+def test_model_step_minimizes_the_convex_model_along_the_direction(name):
     params, x, y = batch = problem(name, jnp.float64)
     push = jax.jit(lambda d: jax.jvp(lambda w: network(w, x), (params,), (d,)))
     shorter = 0

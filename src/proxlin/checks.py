@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
+
+
+def check_integer(owner: Any, name: str, *, least: int) -> None:
+    """Raises ValueError unless an attribute is an integer that is large enough."""
+    value = getattr(owner, name)
+    if not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(
+            f"{type(owner).__name__}({name}={value!r}): give an integer of at least {least}"
+        )
 
 
 def require(

@@ -6,8 +6,10 @@ derive from the bases here. :mod:`proxlin.testing` has checkers for them.
 
 from proxlin.algebra import (
     MetricVector,
+    Number,
     Params,
     Scalar,
+    Shapes,
     Vector,
     add_scaled,
     algebra_dtype,
@@ -22,8 +24,8 @@ from proxlin.algebra import (
 )
 from proxlin.direction import Direction, Info
 from proxlin.losses import Factor, Loss
-from proxlin.metrics import Inverse, Metric, inverse_roots, precondition, second_moments
-from proxlin.proximity import Proximity
+from proxlin.metrics import Inverse, Metric, apply_roots, inverse_roots, second_moments
+from proxlin.proximity import Proximity, ProximityState
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import (
     CompositeProblem,
@@ -32,13 +34,15 @@ from proxlin.solvers import (
     Cost,
     LinearSolver,
     NormalSystem,
+    Rows,
     SmoothSolution,
     SmoothSolver,
     Solution,
     Status,
+    TermRows,
 )
 from proxlin.steps import Step, StepRule
-from proxlin.subproblems import ConvexModel, Subproblem, Subsolution
+from proxlin.subproblems import ConvexModel, Factors, Subproblem, Subsolution
 
 __all__ = [
     "CompositeProblem",
@@ -48,6 +52,7 @@ __all__ = [
     "Cost",
     "Direction",
     "Factor",
+    "Factors",
     "Info",
     "Inverse",
     "LinearSolver",
@@ -55,10 +60,14 @@ __all__ = [
     "Metric",
     "MetricVector",
     "NormalSystem",
+    "Number",
     "Params",
     "Proximity",
+    "ProximityState",
     "Regularizer",
+    "Rows",
     "Scalar",
+    "Shapes",
     "SmoothSolution",
     "SmoothSolver",
     "Solution",
@@ -67,16 +76,17 @@ __all__ = [
     "StepRule",
     "Subproblem",
     "Subsolution",
+    "TermRows",
     "Vector",
     "add_scaled",
     "algebra_dtype",
+    "apply_roots",
     "cast_like",
     "count",
     "covector",
     "dot",
     "inverse_roots",
     "plain",
-    "precondition",
     "scale",
     "second_moments",
     "select",

@@ -112,18 +112,30 @@ class Proximity:
             taken: the number of previous steps.
         """
         learned = metric.update(state.metric, grad, taken)
-        term = cls(gamma=gamma, params=params, regularizer=regularizer)
+        last, weight = None, jnp.zeros_like(gamma)
         if has_momentum(momentum):
-            weight = jnp.asarray(momentum, gamma.dtype) / gamma
             last = cast_like(state.momentum, grad)
-            term = dataclasses.replace(term, last=last, last_weight=weight)
-        inverse = metric.inverse(learned, term.linear_term(grad), taken)
-        return dataclasses.replace(term, inverse=inverse), state._replace(metric=learned)
+            weight = jnp.asarray(momentum, gamma.dtype) / gamma
+        inverse = metric.inverse(learned, _linear_term(grad, last, weight), taken)
+        term = cls(
+            gamma=gamma,
+            params=params,
+            regularizer=regularizer,
+            inverse=inverse,
+            last=last,
+            last_weight=weight,
+        )
+        return term, state._replace(metric=learned)
 
     @property
     def momentum(self) -> Params | None:
         r""":math:`s`, the momentum of the linear term; None without momentum."""
         return None if self.last is None else scale(self.last_weight, self.last)
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the term leans on the last step."""
+        return self.last is not None
 
     @property
     def smooth(self) -> bool:
@@ -135,11 +147,11 @@ class Proximity:
         r""":math:`1 / \gamma + \lambda`, the modulus of strong convexity of :math:`r`."""
         return 1 / self.gamma + self.regularizer.modulus
 
-    def with_finite_gamma(self, instead: str) -> tuple[Proximity, Bool[Array, ""]]:
+    def with_finite_gamma(self, message: str) -> tuple[Proximity, Bool[Array, ""]]:
         """The term with a finite gamma, which duals need, and whether that is the given one.
 
         Args:
-            instead: the subproblem to use for an infinite one.
+            message: why, and what to use for an infinite one.
 
         Raises:
             ValueError: for an infinite gamma, if it is known. Under ``jit`` the caller reports it,
@@ -147,7 +159,7 @@ class Proximity:
         """
         finite = require(
             jnp.isfinite,
-            lambda g: f"gamma={g}: the dual needs a finite gamma; use subproblem={instead}",
+            lambda g: f"gamma={g}: {message}",
             self.gamma,
         )
         gamma = jnp.where(finite, self.gamma, jnp.ones_like(self.gamma))
@@ -155,7 +167,7 @@ class Proximity:
 
     def linear_term(self, grad: Params) -> Params:
         r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
-        return grad if self.last is None else add_scaled(grad, self.last_weight, self.last)
+        return _linear_term(grad, self.last, self.last_weight)
 
     def precondition(self, y: Params) -> Vector:
         r""":math:`P^{-1} y`, a vector of the space with the metric."""
@@ -164,6 +176,11 @@ class Proximity:
     def square(self, d: Vector) -> Scalar:
         r""":math:`\|d\|_P^2 / \gamma`."""
         return dot(d, d) / self.gamma
+
+    def slope_along(self, d: Vector, eta: Scalar) -> Scalar:
+        r""":math:`\tfrac{d}{d \eta}\, r(\eta d)`, without a regularizer."""
+        slope = eta * self.square(d)
+        return slope if self.last is None else slope - self.last_weight * dot(self.last, plain(d))
 
     def value(self, d: Vector) -> Scalar:
         r""":math:`r(d)`."""
@@ -189,7 +206,7 @@ class Proximity:
     def conjugate(self, u: Params) -> Scalar:
         r""":math:`r^*(u) = \sup_d \langle u, d \rangle - r(d)`, if there is no momentum."""
         d = self.conjugate_grad(u)
-        return dot(u, d) - self.value(d)
+        return jnp.where(jnp.isinf(self.gamma), jnp.inf, dot(u, d) - self.value(d))
 
     def conjugate_grad(self, u: Vector) -> Vector:
         r""":math:`\nabla r^*(u - s)`, the direction for :math:`u = J^* \alpha + s`."""
@@ -205,7 +222,7 @@ class Proximity:
 
     def prox(self, x: Params, stepsize: Scalar) -> Params:
         r""":math:`\operatorname{argmin}_d r(d) + \tfrac{1}{2 t} \|d - x\|^2`."""
-        shrink = self.gamma / (self.gamma + stepsize)
+        shrink = 1 / (1 + stepsize / self.gamma)  # gamma may be infinite
         return self.regularizer.prox_displacement(self.params, scale(shrink, x), shrink * stepsize)
 
     def predicted(self, d: Vector, grad: Params, curvature: Scalar) -> Scalar:
@@ -244,6 +261,10 @@ class Proximity:
         """The term without momentum if the condition holds."""
         weight = jnp.where(where, jnp.zeros_like(self.gamma), self.last_weight)
         return dataclasses.replace(self, last_weight=weight)
+
+
+def _linear_term(grad: Params, last: Params | None, weight: Scalar | float) -> Params:
+    return grad if last is None else add_scaled(grad, weight, last)
 
 
 def has_momentum(momentum: Any) -> bool:

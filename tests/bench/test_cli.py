@@ -1,4 +1,4 @@
-"""The commands: what they print, what they refuse, and with which exit code."""
+"""The commands: what they print, what they reject, and with which exit code."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_evaluation_takes_the_first_examples_in_order(limit, expected):
         (3, -1, "start at step -1"),
     ],
 )
-def test_an_epoch_without_batches_is_refused(batch_size, start, message):
+def test_an_epoch_without_batches_is_rejected(batch_size, start, message):
     with pytest.raises(UsageError, match=message):
         next(split(7).epoch(0, 0, batch_size, start))
 
@@ -132,7 +132,7 @@ def test_reconstruction_has_the_prepared_inputs_as_targets_in_the_same_order():
 
 def test_an_unknown_name_is_answered_by_the_known_ones():
     with pytest.raises(
-        UsageError, match=r"'cifar'; there are digits, text, mnist, .*cifar10, imagenet"
+        UsageError, match=r"'cifar'; choose one of digits, text, mnist, .*cifar10, imagenet"
     ):
         data.load("cifar")
 

@@ -146,12 +146,15 @@ def link(name, kind, target):
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (link("a/data_batch_1.bin", tarfile.SYMTYPE, "/etc/passwd"), "no regular file of 12,292"),
+        (
+            link("a/data_batch_1.bin", tarfile.SYMTYPE, "/etc/passwd"),
+            "not a regular file of 12,292",
+        ),
         (
             link("a/data_batch_1.bin", tarfile.LNKTYPE, "test_batch.bin"),
-            "no regular file of 12,292",
+            "not a regular file of 12,292",
         ),
-        (link("a/data_batch_1.bin", tarfile.FIFOTYPE, ""), "no regular file of 12,292"),
+        (link("a/data_batch_1.bin", tarfile.FIFOTYPE, ""), "not a regular file of 12,292"),
         ("a/other.bin", "no data_batch_1.bin in it"),
     ],
 )
@@ -170,7 +173,7 @@ def test_an_archive_with_something_else_of_a_known_name_is_put_aside(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content + b"x", "no regular file of 12,292 bytes"),
+        (lambda content: content + b"x", "not a regular file of 12,292 bytes"),
         (lambda content: bytes(len(content)), "its sha256 is"),
     ],
 )
@@ -233,6 +236,6 @@ def test_what_cannot_be_fetched_is_explained(tmp_path):
     ):
         data.fetch("imagenet", tmp_path)
     with pytest.raises(
-        UsageError, match="cannot fetch 'digits'; there are mnist, fashion-mnist, cif"
+        UsageError, match="cannot fetch 'digits'; choose one of mnist, fashion-mnist"
     ):
         data.fetch("digits", tmp_path)

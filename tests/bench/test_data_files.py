@@ -1,4 +1,4 @@
-"""Published files: read back as written, and refused by name if they are not as published."""
+"""Published files: read back as written, and rejected by name if they are not as published."""
 
 from __future__ import annotations
 
@@ -157,20 +157,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         (bytes((0, 0, 8, 3)) + b"\xff" * 12 + b"x", 3, "17 bytes, but its header says 79,228,162,"),
     ],
 )
-def test_an_idx_header_that_lies_is_refused(content, axes, message):
+def test_an_idx_header_that_lies_is_rejected(content, axes, message):
     with pytest.raises(DataError, match=f"anywhere: {message}"):
         readers.parse_idx(FOLDER, content, axes)
 
 
-def test_images_without_labels_are_refused(tmp_path):
+def test_images_without_labels_are_rejected(tmp_path):
     contents, _ = mnist_files()
     contents["train-labels-idx1-ubyte"] = idx(np.zeros(6))
     with pytest.raises(DataError, match="7 images of train, 6 labels"):
         readers.load_mnist(source("mnist", contents), write(tmp_path, contents))
 
 
-def test_a_part_of_a_cifar10_record_is_refused():
-    with pytest.raises(DataError, match=r"anywhere: 3,074 bytes are no number of records of 3,073"):
+def test_a_part_of_a_cifar10_record_is_rejected():
+    with pytest.raises(DataError, match="anywhere: 3,074 bytes are not a whole number of records"):
         readers.parse_cifar10(FOLDER, bytes(3074))
 
 
@@ -223,9 +223,9 @@ def test_verify_tells_datasets_with_the_same_names_apart(tmp_path):
     }
 
 
-def test_verify_refuses_a_folder_without_data(tmp_path):
+def test_verify_rejects_a_folder_without_data(tmp_path):
     with pytest.raises(
-        DataError, match="no dataset in it; known are mnist, fashion-mnist, cifar10"
+        DataError, match="no dataset found; known are mnist, fashion-mnist, cifar10"
     ):
         data.verify(tmp_path)
     with pytest.raises(DataError, match="no such folder"):

@@ -364,8 +364,8 @@ def test_files_are_the_same_each_time(tmp_path, suffix):
     assert one == other and one.startswith(HEADERS[suffix])
 
 
-def test_files_of_other_kinds_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"figure.jpg: let the name end in .svg, .png, .pdf"):
+def test_files_of_other_kinds_are_rejected(tmp_path):
+    with pytest.raises(UsageError, match=r"figure.jpg: use one of .svg, .png, .pdf"):
         figures.draw(
             figures.select("primal-vs-dual", [run("armijo-spl")]), tmp_path / "figure.jpg", "smoke"
         )

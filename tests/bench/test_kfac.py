@@ -1,4 +1,4 @@
-"""What the adapter to kfac-jax refuses, with or without kfac-jax; the rest is in tests/rivals."""
+"""What the adapter to kfac-jax rejects, with or without kfac-jax; the rest is in tests/rivals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_to_run_with_another_jax(monkeypatch):
         kfac(models.mlp(IMAGE, 10), proxlin.Logistic(), IMAGE, 0.1)
 
 
-def test_other_losses_and_networks_are_refused():
+def test_other_losses_and_networks_are_rejected():
     with pytest.raises(UsageError, match=r"kfac with Squared\(\): it takes Logistic\(\) only"):
         kfac(models.mlp(IMAGE, 10), proxlin.Squared(), IMAGE, 0.1)
     with pytest.raises(UsageError, match="one label for each example; choose another method"):

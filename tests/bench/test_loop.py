@@ -96,6 +96,12 @@ def test_statuses_and_exit_codes():
     }
 
 
+def test_the_exit_code_of_an_interrupted_run_has_its_signal(tmp_path):
+    for status in RunStatus:
+        run = records.Run(tmp_path, {"status": status, "signal": 15}, [])
+        assert run.exit_code == (143 if status is RunStatus.INTERRUPTED else status.exit_code)
+
+
 def test_a_record_of_no_known_status_is_broken(tmp_path):
     meta = {key: {} for key in ("config", "hash", "task", "environment")}
     records.write_run(tmp_path, {**meta, "status": RunStatus.BUDGET})

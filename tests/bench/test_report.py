@@ -169,7 +169,7 @@ def test_runs_without_figures():
 
 @pytest.mark.parametrize("runs", [{}, {"drop-in": []}, {"drop-in": [OTHER]}])
 def test_nothing_to_report(runs):
-    with pytest.raises(UsageError, match="no runs to report: `proxlin sweep`"):
+    with pytest.raises(UsageError, match="no runs to report: run `proxlin sweep`"):
         report.page(runs, [], "smoke")
 
 

@@ -70,13 +70,13 @@ def test_a_run_that_is_written_twice_is_run_once(tmp_path):
         ('[smoke]\nruns = [{ task = "digits-mlp", method = "sgd", epochs = 0 }]', "epochs must be"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):
+def test_a_file_that_cannot_be_used_is_rejected(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         sweep.load(written(tmp_path, text), "smoke")
 
 
 def test_an_unknown_sweep_is_told_the_known_ones():
-    with pytest.raises(UsageError, match="there are batch-size, cnn-long"):
+    with pytest.raises(UsageError, match="choose one of batch-size, cnn-long"):
         sweep.load("accuracy", "smoke")
 
 
@@ -241,7 +241,7 @@ def test_training_without_memory_for_a_step_has_its_exit_code(tmp_path, new_meth
     new_methods("greedy", fake(greedy))
     arguments = ["--task", f"{HERE}:task", "--batch-size", "8", "--method", "greedy"]
     done = CliRunner().invoke(cli.app, ["train", *arguments, "--out", str(tmp_path)])
-    assert done.exit_code == 4 and done.stdout.startswith("oom: out of memory; take a smaller")
+    assert done.exit_code == 4 and done.stdout.startswith("oom: out of memory; use a smaller")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -33,7 +33,7 @@ def test_every_data_set_has_a_network_and_every_network_data():
         ("text", r"a task is a data set \(digits, text, .*\), a hyphen and a network"),
     ],
 )
-def test_what_does_not_go_together_is_refused(name, message):
+def test_what_does_not_go_together_is_rejected(name, message):
     with pytest.raises(UsageError, match=f"there is no task '{name}'.*{message}"):
         tasks.load(name)
 

@@ -121,6 +121,7 @@ def test_a_signal_saves_and_a_resumed_run_is_the_same(tmp_path, method, number):
     stop = At(7, lambda: os.kill(os.getpid(), number))
     stopped = train(config(method), tmp_path / "stopped", watch=stop)
     assert stopped.status == "interrupted" and stopped.meta["signal"] == number
+    assert stopped.exit_code == 128 + number and straight.exit_code == 0
     assert stopped.meta["steps"] == 7
     resumed = train(config(method), tmp_path / "stopped", resume=True)
     assert resumed.status == "finished" and resumed.meta["resumed"] == 1
@@ -305,7 +306,7 @@ def test_a_batch_with_nan_is_rejected_and_named(tmp_path, method):
 def test_nothing_but_nan_is_divergence(tmp_path, method):
     run = train(config(method, "all_bad"), tmp_path)
     assert run.status == "diverged" and run.meta["steps"] == 5
-    assert "5 rejected steps in a row" in run.meta["message"]
+    assert "5 consecutive rejected steps" in run.meta["message"]
     assert np.isfinite(jax.tree.leaves(final_state(run).params)[0]).all()  # the last good ones
 
 

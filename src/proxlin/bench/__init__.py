@@ -1,4 +1,4 @@
-"""The bench: what is trained on what by whom; it imports the library, never the reverse."""
+"""The bench: tasks, methods, runs and figures. It imports the library, never the reverse."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 
 def main() -> None:
-    """The command ``proxlin``; without the packages of the bench it says how to get them."""
-    # XLA warns of compiled programs that it finds again; nobody needs to know.
+    """Runs the command ``proxlin``, or says how to install the packages of the bench."""
+    # XLA warns when it loads cached programs, which concerns nobody.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         from proxlin.bench import cli
@@ -15,6 +15,6 @@ def main() -> None:
         if error.name is None or error.name.startswith("proxlin"):
             raise
         raise SystemExit(
-            f"error: the bench needs {error.name}; install it by: pip install 'proxlin[bench]'"
+            f"error: the bench needs {error.name}; install it with: pip install 'proxlin[bench]'"
         ) from error
     cli.main()

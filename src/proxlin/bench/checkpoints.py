@@ -33,7 +33,7 @@ class Restored(NamedTuple):
 
 
 def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
-    """Saves a state; it counts from the moment its seal is written, after all of its files.
+    """Saves a state; it is valid once its seal, a file of checksums, is written at the end.
 
     Args:
         folder: of the checkpoints; the newest three are kept.
@@ -41,7 +41,7 @@ def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
         counters: numbers that belong to it, ``step`` among them.
 
     Raises:
-        StorageError: if there is no room; earlier checkpoints stay as they are.
+        StorageError: if the disk is full; earlier checkpoints are kept.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -63,7 +63,7 @@ def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
         try:
             with ocp.StandardCheckpointer() as checkpointer:
                 checkpointer.save((folder / step).absolute(), leaves)
-        except ValueError as error:  # what TensorStore makes of a disk that is full or read-only
+        except ValueError as error:  # how TensorStore reports a full or read-only disk
             raise OSError(str(error)) from error
         seal = {"files": _sums(folder / step), "counters": dict(counters)}
         write_atomically(folder / f"{step}.json", json.dumps(seal, indent=1))
@@ -82,7 +82,7 @@ def restore(folder: pathlib.Path, like: Any) -> Restored | None:
         The checkpoint, or None if there are none.
 
     Raises:
-        StorageError: if there are checkpoints, but each one is damaged.
+        StorageError: if there are checkpoints, but all of them are damaged.
     """
     import orbax.checkpoint as ocp
 
@@ -92,7 +92,7 @@ def restore(folder: pathlib.Path, like: Any) -> Restored | None:
         try:
             seal = json.loads((folder / f"{step}.json").read_text(encoding="utf-8"))
             if seal["files"] != _sums(folder / step):
-                raise ValueError("its files are not those that were written")
+                raise ValueError("its files have changed")
             with ocp.StandardCheckpointer() as checkpointer:
                 leaves = checkpointer.restore((folder / step).absolute(), target)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -101,7 +101,7 @@ def restore(folder: pathlib.Path, like: Any) -> Restored | None:
         return Restored(_fill(like, leaves), seal["counters"], damaged)
     if damaged:
         raise StorageError(
-            "no checkpoint can be used: " + "; ".join(damaged) + ". Delete the run to start again"
+            "no checkpoint is usable: " + "; ".join(damaged) + ". Delete the run to start again"
         )
     return None
 
@@ -112,7 +112,7 @@ def size(state: Any) -> int:
 
 
 def _leaves(state: Any) -> dict[str, Any]:
-    """The arrays by number: states are of many types, and Orbax cannot save empty arrays."""
+    """The arrays by number: states have many types, and Orbax cannot save empty arrays."""
     leaves = enumerate(jax.tree.leaves(state))
     return {f"{i:05d}": x for i, x in leaves if x.size > 0}
 
@@ -135,6 +135,6 @@ def _sums(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _discard(folder: pathlib.Path, step: str) -> None:
-    """The seal first, so that what is half deleted does not count."""
+    """Deletes a checkpoint, the seal first, so that a half-deleted one is not valid."""
     (folder / f"{step}.json").unlink(missing_ok=True)
     shutil.rmtree(folder / step, ignore_errors=True)

@@ -1,8 +1,8 @@
 """A first comparison, in a minute: ``proxlin demo``, or ``make demo``.
 
 Trains a small perceptron on the handwritten digits of scikit-learn with the two methods of the
-paper, ``auto``, and SGD and Adam at two stepsizes each. Nothing is tuned and nothing is left out:
-the table and the figure show all that was run.
+paper, ``auto``, and SGD and Adam at two stepsizes each. Nothing is tuned, and nothing is left out:
+the table and the figure show every run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(epochs: int, seeds: Sequence[int], out: pathlib.Path, console: Console) 
 
     Args:
         epochs: passes over the training examples.
-        seeds: each method is run with each of them.
+        seeds: each method runs with each of them.
         out: the folder for the figure and the record.
         console: where the table goes.
 
@@ -57,7 +57,7 @@ def run(epochs: int, seeds: Sequence[int], out: pathlib.Path, console: Console) 
     console.print(_table(selection))
     console.print(_remark(runs))
     console.print(
-        f"{time.perf_counter() - start:.0f} seconds in all; figure and record: "
+        f"{time.perf_counter() - start:.0f} seconds in total; figure and record: "
         f"{out / 'demo.png'}, {out / 'demo.json'}",
         soft_wrap=True,
     )
@@ -83,7 +83,7 @@ def _compare(
 
 
 def _table(selection: figures.Selection) -> Table:
-    """The end of training in one row for each setting."""
+    """The final results, one row for each setting."""
     runs = selection.runs
     seeds = sorted({run.config["seed"] for run in runs})
     title = f"Digits of scikit-learn, perceptron, batch {runs[0].config['batch_size']}\n"

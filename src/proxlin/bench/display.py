@@ -1,4 +1,4 @@
-"""What the terminal shows during a run: a bar with the remaining time, or plain lines."""
+"""What the terminal shows during a run: a progress bar, or plain lines."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from proxlin.bench.train import Watch
 
 
 class Bar(Watch):
-    """A bar for one run; one line for each evaluation where there is no terminal.
+    """A progress bar for one run; without a terminal, one line for each evaluation.
 
     Args:
-        console: where to.
-        label: in front of it.
+        console: where to show it.
+        label: the text in front of it.
     """
 
     def __init__(self, console: Console, label: str) -> None:
@@ -71,7 +71,7 @@ class Bar(Watch):
             self._console.print(f"{self._label}: {epoch}, {losses}", soft_wrap=True, markup=False)
 
     def ended(self, status: RunStatus, message: str) -> None:
-        """Leaves a last line."""
+        """Prints how the run ended, unless it finished."""
         if self._progress:
             self._progress.stop()
         if status is not RunStatus.FINISHED:
@@ -108,7 +108,7 @@ def summary(line: Mapping[str, Any]) -> str:
 
 def sentence(run: Run) -> str:
     """How a run ended, with its last numbers, and where it is recorded."""
-    if not run.metrics:  # e.g. when the first step was too large for the memory
+    if not run.metrics:  # e.g. if the first step was out of memory
         return f"{run.status}: {run.meta['message']}; recorded in {run.folder}"
     last = run.metrics[-1]
     return (

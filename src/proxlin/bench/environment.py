@@ -39,7 +39,7 @@ def environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on, as far as it is installed."""
+    """Versions of the installed packages that the results depend on."""
     found = {}
     for name in PACKAGES:
         try:
@@ -60,13 +60,13 @@ def machine() -> dict[str, Any]:
         "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "system": platform.system(),
-        # far above the number of cores, others were at work and the seconds say little
+        # if far above the number of cores, other processes ran too and timings mean little
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     }
 
 
 def command() -> str:
-    """The command line, with the program by its name alone."""
+    """The command line, with the bare name of the program."""
     program = pathlib.Path(sys.argv[0]).name
     return shlex.join(["proxlin" if program == "__main__.py" else program, *sys.argv[1:]])
 
@@ -79,7 +79,7 @@ def commit() -> str | None:
     )
     try:
         root = git(["git", "rev-parse", "--show-toplevel"]).stdout.strip()
-        # An installed copy may lie in the repository of another project, whose commits say nothing.
+        # An installed copy may lie in the repository of another project, which says nothing.
         if not root or pathlib.Path(root) / "src/proxlin/bench/environment.py" != here:
             return None
         return git(["git", "describe", "--always", "--dirty"]).stdout.strip()

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from proxlin.bench.loop import State
 from proxlin.bench.tasks import Task
 
-EVALUATION_BATCH = 125  # small ones stay in the caches of a CPU
+EVALUATION_BATCH = 125  # small batches fit in the caches of a CPU
 
 Evaluate = Callable[[State, Iterable[tuple[Any, Any]]], tuple[float, float | None]]
 
@@ -27,7 +27,7 @@ def evaluator(task: Task) -> Evaluate:
     def sums(params: Any, stats: Any, inputs: Any, targets: Any) -> tuple[Array, Array, int]:
         outputs = task.network.predict(params, task.dataset.prepare(inputs), stats)
         scores = jnp.zeros((), jnp.float32) if task.score is None else task.score(outputs, targets)
-        values = task.loss.value(outputs, targets)  # one for each place of a text
+        values = task.loss.value(outputs, targets)  # for text, one for each position
         return jnp.sum(values), jnp.sum(scores), values.size
 
     def evaluate(state: State, batches: Iterable[tuple[Any, Any]]) -> tuple[float, float | None]:

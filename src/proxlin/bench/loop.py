@@ -1,6 +1,7 @@
-"""The one loop of training steps, with its clock; all that trains in this project goes through it.
+"""The one loop of training steps, with its clock.
 
-A method at work on a task is a :class:`Trainer`: pure functions of a :class:`State`.
+It is the loop of the bench, the benchmarks and the precision examples. A method applied to a task
+is a :class:`Trainer`: pure functions of a :class:`State`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from jaxtyping import Array
 
 from proxlin.bench.status import RunStatus
 
-# After so many rejected steps in a row a run is over: five where numbers are not finite, as in
-# Ceres; more where a line search finds no step, which one bad batch can cause.
+# A run ends after this many consecutive rejected steps: five if numbers are not finite, as in
+# Ceres; more if a line search finds no step, which one bad batch can cause.
 DIVERGED_AFTER, STALLED_AFTER = 5, 20
 
 
 class State(NamedTuple):
-    """All arrays that steps change, and all that a checkpoint holds of arrays.
+    """Everything that a step changes; the arrays of a checkpoint.
 
     Attributes:
         params: the parameters.
@@ -44,8 +45,8 @@ class Report(NamedTuple):
         eta: the stepsize found by a step rule.
         gamma: the regularization of the subproblem.
         residual: of the inner solver, before its last step.
-        rejected: whether the parameters stayed as they were.
-        finite: whether all that was computed is finite.
+        rejected: whether the parameters stayed unchanged.
+        finite: whether everything computed is finite.
     """
 
     value: Array
@@ -59,7 +60,7 @@ class Report(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """A method at work on a task.
+    """A method applied to a task.
 
     Attributes:
         init: ``init(params, stats) -> state``.
@@ -71,12 +72,12 @@ class Trainer(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """One step that was made.
+    """One step that was taken.
 
     Attributes:
         state: after the step.
         report: what the step reports, on the host.
-        seconds: that it took, its batch included.
+        seconds: how long it took, including its batch.
     """
 
     state: Any
@@ -87,7 +88,7 @@ class Stepped(NamedTuple):
 def steps(
     step: Callable[..., tuple[Any, Any]], state: Any, batches: Iterable[tuple[Any, ...]]
 ) -> Iterator[Stepped]:
-    """Makes one step for each batch.
+    """Takes one step for each batch.
 
     The clock runs from the request for a batch to the end of its step. What the caller does between
     steps, such as evaluation, is off the clock.
@@ -95,7 +96,7 @@ def steps(
     Args:
         step: ``step(state, *batch) -> (state, report)``, as that of a :class:`Trainer`.
         state: before the first step.
-        batches: as many as there are steps to make, or endless.
+        batches: one for each step, possibly without end.
 
     Yields:
         The state after each step, its report and its seconds.
@@ -117,7 +118,7 @@ def steps(
 
 
 def compile_step(step: Callable[..., Any], state: Any, batch: tuple[Any, ...]) -> float:
-    """Makes a step and forgets it, so that later ones are compiled; returns its seconds.
+    """Compiles a step by taking one and discarding it; returns its seconds.
 
     The step works on a copy, because a method may reuse the memory of its arguments.
     """
@@ -127,11 +128,11 @@ def compile_step(step: Callable[..., Any], state: Any, batch: tuple[Any, ...]) -
 
 
 def trouble(finite: bool, in_a_row: int) -> RunStatus | None:
-    """The status of a run that should not go on, or None.
+    """The status of a run that should not continue, or None.
 
     Args:
-        finite: whether all that the last step computed is finite.
-        in_a_row: how many steps up to now were rejected, without one between that was accepted.
+        finite: whether everything that the last step computed is finite.
+        in_a_row: consecutive rejected steps so far.
     """
     if not finite and in_a_row >= DIVERGED_AFTER:
         return RunStatus.DIVERGED

@@ -69,7 +69,7 @@ def auto(task: Task) -> Trainer:
 def _inside(
     optimizer: Callable[[float], optax.GradientTransformation], stepsize: float, name: str
 ) -> Callable[..., Trainer]:
-    """The prox-linear direction in the place of the gradient of an Optax optimizer."""
+    """An Optax optimizer with the prox-linear direction in place of the gradient."""
 
     def method(
         task: Task,
@@ -110,7 +110,7 @@ def trainer_of(task: Task, optimizer: optax.GradientTransformationExtraArgs) -> 
 
     @jax.jit
     def step(state: State, inputs: Any, targets: Any) -> tuple[State, Report]:
-        # Statistics are kept once, in the state of the bench: the method has them for this step.
+        # Statistics are stored once, in the state of the bench; the method gets them for this step.
         before = state.method._replace(aux=state.stats)
         updates, after = optimizer.update(
             None,
@@ -208,7 +208,7 @@ def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
 
 
 def _reject_if_not_finite(value: Array, new: State, old: State) -> tuple[State, Report]:
-    """The step of a gradient method, rejected as ours reject it: all stays as it was."""
+    """Rejects a non-finite step of a gradient method, as ours do: nothing changes."""
     finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(new.params))
     kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     none, nan = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
@@ -230,10 +230,10 @@ def _reject_if_not_finite(value: Array, new: State, old: State) -> tuple[State, 
 _momentum = lambda stepsize: optax.sgd(stepsize, momentum=0.9)
 
 METHODS: Mapping[str, Callable[..., Trainer]] = {
-    "spl": _by(proxlin.Fixed, "Stochastic prox-linear steps of fixed gamma."),
-    "armijo-spl": _by(proxlin.Armijo, "Prox-linear steps with lengths by Armijo's rule."),
+    "spl": _by(proxlin.Fixed, "Stochastic prox-linear steps with a fixed gamma."),
+    "armijo-spl": _by(proxlin.Armijo, "Prox-linear steps with Armijo's line search."),
     "model-step": _by(proxlin.ModelStep, "Prox-linear steps that minimize the convex model."),
-    "trust-region": _by(proxlin.TrustRegion, "Prox-linear steps whose gamma follows the decrease."),
+    "trust-region": _by(proxlin.TrustRegion, "Prox-linear steps, gamma adapted to the decrease."),
     "auto": auto,
     "spl-sgd": _inside(optax.sgd, 1.0, "SGD"),
     "spl-momentum": _inside(_momentum, 0.1, "SGD with momentum 0.9"),
@@ -262,7 +262,7 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
         {'stepsize': 0.001}
     """
     if name not in METHODS:
-        raise UsageError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
+        raise UsageError(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
     # evaluated, because `from __future__ import annotations` leaves strings
     signature = inspect.signature(METHODS[name], eval_str=True)
     return {key: p for key, p in signature.parameters.items() if key != "task"}
@@ -273,7 +273,7 @@ def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         name: of the method.
-        given: options by name; words, as a command line has them, are read as numbers.
+        given: options by name; strings, as from a command line, are converted.
 
     Raises:
         UsageError: for an option that the method does not have or a value of the wrong type.
@@ -290,10 +290,10 @@ def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(name: str, task: Task, options: Mapping[str, Any]) -> Trainer:
-    """A method at work on a task."""
+    """The trainer of a method for a task."""
     return _build(name, task, tuple(complete(name, options).items()))
 
 
-@functools.lru_cache(maxsize=1)  # runs that differ in their seeds share what is compiled
+@functools.lru_cache(maxsize=1)  # runs that differ only in their seeds share compiled programs
 def _build(name: str, task: Task, options: tuple[tuple[str, Any], ...]) -> Trainer:
     return METHODS[name](task, **dict(options))

@@ -1,4 +1,4 @@
-"""Options of methods as users write them: words on a command line, numbers in a file."""
+"""Options of methods as users write them: strings on a command line, numbers in a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(method: str, option: inspect.Parameter, value: Any) -> Any:
     Args:
         method: whose option it is, for the message.
         option: with its name and annotation, ``float`` or ``int | None``.
-        value: of that type, or a word for it; ``"none"`` where None is allowed.
+        value: of that type, or a string for it; ``"none"`` where None is allowed.
 
     Raises:
         UsageError: for anything else.

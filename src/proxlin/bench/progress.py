@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 from proxlin.bench.loop import Report
 
-NAMED = 100  # rejected steps that a record names
+NAMED = 100  # at most so many rejected steps are listed in a record
 
 
 class Progress(NamedTuple):
-    """What a run has done so far; with its :class:`proxlin.bench.loop.State` all to go on with.
+    """What a run has done so far; this and its :class:`~proxlin.bench.loop.State` can be resumed.
 
     Attributes:
-        step: steps made.
-        seconds: on the clock.
+        step: steps taken.
+        seconds: measured by the clock.
         jvps, vjps: products computed.
         rejected: rejected steps.
-        rejected_steps: which ones, the first hundred.
-        in_a_row: rejected steps up to now without one between that was accepted.
-        recent: steps, and sums of eta, gamma and residual since the last evaluation.
+        rejected_steps: the numbers of the first hundred of them.
+        in_a_row: consecutive rejected steps so far.
+        recent: steps, and sums of eta, gamma and residual, since the last evaluation.
         resumed: how often the run was resumed.
     """
 
@@ -37,7 +37,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, counters: Mapping[str, Any]) -> Progress:
-        """The one that a checkpoint holds as JSON."""
+        """The progress from the JSON of a checkpoint."""
         plain: dict[str, Any] = {
             key: tuple(x) if isinstance(x, list) else x for key, x in counters.items()
         }
@@ -67,5 +67,5 @@ class Progress(NamedTuple):
         return dict(zip(("eta", "gamma", "residual"), means, strict=True))
 
     def evaluated(self) -> Progress:
-        """The same, with the means started anew."""
+        """The same, with the means reset."""
         return self._replace(recent=Progress().recent)

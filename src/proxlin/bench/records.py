@@ -26,11 +26,11 @@ class Config:
         task: name of the task, see :mod:`proxlin.bench.tasks`.
         method: name of the method, see :mod:`proxlin.bench.methods`.
         options: options of the method that differ from its defaults.
-        batch_size: examples in a batch; the ragged rest of an epoch is dropped.
+        batch_size: examples in a batch; an incomplete last batch of an epoch is dropped.
         epochs: passes over the training examples.
-        max_steps: ends the run earlier, for slow methods.
-        max_seconds: ends the run after that many seconds of training steps.
-        seed: of initialization and order.
+        max_steps: ends the run after this many steps, for slow methods.
+        max_seconds: ends the run after this many seconds of training steps.
+        seed: for the initialization and the order of the examples.
         evals_per_epoch: evaluations in each epoch, besides the one before the first step.
         train_examples: training examples on which the training loss is evaluated.
 
@@ -73,7 +73,7 @@ class Config:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def folder(self, root: pathlib.Path) -> pathlib.Path:
-        """The folder of its run below ``root``; a task from a file goes by the name of the file."""
+        """The folder of its run below ``root``; a task from a file is named after the file."""
         task = self.task.replace("\\", "/").split("/")[-1].replace(":", "-")
         return root / task / f"{self.method}-{self.hash[:10]}"
 
@@ -102,9 +102,19 @@ class Run:
         """How the run ended."""
         return RunStatus(self.meta["status"])
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code of ``proxlin train``: 128 + the signal that interrupted the run, if any.
+
+        Otherwise that of the status, see :attr:`RunStatus.exit_code`.
+        """
+        if self.status is RunStatus.INTERRUPTED:
+            return 128 + int(self.meta["signal"])
+        return self.status.exit_code
+
 
 def write_run(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
-    """Writes ``run.json``, completely or not at all."""
+    """Writes ``run.json`` atomically."""
     text = json.dumps({"format": FORMAT, **meta}, indent=2, allow_nan=False)
     write_atomically(folder / "run.json", text + "\n")
 
@@ -120,18 +130,18 @@ def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
 
 
 def finite_or_none(x: Any) -> Any:
-    """None in the place of what JSON cannot write."""
+    """None for numbers that JSON cannot represent."""
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def truncate_metrics(folder: pathlib.Path, step: int) -> None:
-    """Drops lines after ``step``, and a line that a crash tore: a resumed run writes them again."""
+    """Drops lines after ``step`` and an incomplete last line: a resumed run writes them again."""
     path = folder / "metrics.jsonl"
     write_lines(path, [line for line in lines(path) if line["step"] <= step])
 
 
 def write_lines(path: pathlib.Path, kept: Iterable[Mapping[str, Any]]) -> None:
-    """Writes all lines of a file anew, so that one can be appended where a crash tore the last."""
+    """Rewrites all lines of a file, so that lines can be appended after a crash."""
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
@@ -142,10 +152,10 @@ def load_run(folder: pathlib.Path) -> Run:
         folder: of the run.
 
     Returns:
-        The run, without the torn last line that a kill may leave.
+        The run, without an incomplete last line, which a killed process may leave.
 
     Raises:
-        StorageError: for a file that is broken; the message names it.
+        StorageError: for a damaged file; the message names it.
     """
     path = folder / "run.json"
     try:
@@ -168,18 +178,18 @@ def load_runs(root: pathlib.Path) -> list[Run]:
 
     Raises:
         UsageError: if there is none.
-        StorageError: for a file that is broken.
+        StorageError: for a damaged file.
     """
     runs = [load_run(path.parent) for path in sorted(root.rglob("run.json"))]
     if not runs:
         raise UsageError(
-            f"there are no runs in {root}; `proxlin sweep` or `proxlin train` makes some"
+            f"there are no runs in {root}; run `proxlin sweep` or `proxlin train` first"
         )
     return runs
 
 
 def lines(path: pathlib.Path) -> Iterable[dict[str, Any]]:
-    """The lines of a file; a kill may have torn the last one, which is then left out."""
+    """The lines of a file, without an incomplete last one, which a killed process may leave."""
     if not path.exists():
         return
     found = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -26,13 +26,13 @@ _PASSING = ("date", "load", "command")
 def write_report(
     figure_runs: Mapping[str, Sequence[Run]], runs: Sequence[Run], path: pathlib.Path, scale: str
 ) -> None:
-    """Writes the page, the same one for the same records.
+    """Writes the page; the same records give the same page.
 
     Args:
         figure_runs: runs by the name of their figure, a key of :data:`FIGURES`.
         runs: all runs to be listed, whether or not a figure shows them.
         path: the HTML file.
-        scale: of the experiments, as figures say it in their titles.
+        scale: of the experiments, as in the titles of the figures.
 
     Raises:
         UsageError: for an unknown figure, or if there is no run at all.
@@ -55,7 +55,7 @@ def page(figure_runs: Mapping[str, Sequence[Run]], runs: Sequence[Run], scale: s
     everything = list({run.meta["hash"]: run for run in listed}.values())
     if not everything:
         raise UsageError(
-            "there are no runs to report: `proxlin sweep` or `proxlin train` makes some"
+            "there are no runs to report: run `proxlin sweep` or `proxlin train` first"
         )
     size = "the paper's scale" if scale == "paper" else f"reduced scale ({scale})"
     links = [(selection.name, selection.spec.title) for selection in drawn]
@@ -90,7 +90,7 @@ def _contents(links: Iterable[tuple[str, str]]) -> str:
 
 
 def _figure(selection: Selection, scale: str) -> str:
-    """A heading, the picture, the best settings, and all settings behind a click."""
+    """A heading, the picture, the best settings, and all settings, collapsed."""
     name, title = selection.name, selection.spec.title
     setting = figures.setting_of(selection, scale)
     words = " ".join([f"{title}.", f"{setting}.", figures.caption(selection)])
@@ -108,7 +108,7 @@ def _figure(selection: Selection, scale: str) -> str:
 
 
 def _inline(name: str, svg: str, words: str) -> str:
-    """An SVG file as a part of a page: of any width, read as one picture, ids of its own."""
+    """An SVG file as part of a page: scalable, one image for screen readers, with unique ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     head, rest = svg.split(">", 1)
@@ -119,7 +119,7 @@ def _inline(name: str, svg: str, words: str) -> str:
 
 def _settings(caption: str, rows: Sequence[Row]) -> str:
     body = [figures.cells(row) for row in rows]
-    # A column says nothing where it is empty, as that of the panels in figures with one panel.
+    # Empty columns are dropped, such as that of the panels if there is only one.
     kept = [i for i in range(len(HEADINGS)) if any(cells[i] for cells in body)]
     return _table(
         caption, [HEADINGS[i] for i in kept], [[cells[i] for i in kept] for cells in body]
@@ -147,7 +147,7 @@ def _environments(runs: Sequence[Run]) -> str:
 
 
 def _runs(runs: Sequence[Run]) -> str:
-    """One line for each record, with its configuration behind a click."""
+    """One line for each record, with its configuration collapsed."""
     headings = ["task", "method", "options", "batch size", "seed", "status", "steps", "seconds"]
     headings += ["seconds of compilation", "hash", "record"]
     rows = []
@@ -165,7 +165,7 @@ def _runs(runs: Sequence[Run]) -> str:
 
 
 def _record(run: Run) -> str:
-    """What else is known of a run."""
+    """The rest of the record of a run."""
     known = {key: run.meta.get(key) for key in ("hash", "config", "resumed", "task", "environment")}
     text = json.dumps(known, indent=1, ensure_ascii=False)
     return f"<details><summary>configuration</summary><pre>{_text(text)}</pre></details>"
@@ -181,7 +181,7 @@ class _Markup(str):
 
 
 def _table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column names its rows; wide ones can be scrolled, also by keys."""
+    """A table whose first column names its rows; wide ones scroll, also with the keyboard."""
     numbers = [all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(headings))]
     kinds = [' class="number"' if number else "" for number in numbers]
     head = "".join(

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run after the step at hand; a second one ends it at once."""
+"""SIGINT and SIGTERM end a run after the current step; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        # Python delivers signals to the main thread alone, and lets no other one ask for them.
+        # Only the main thread receives signals, and only it may set handlers.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._remember)
@@ -41,7 +41,7 @@ class Signals:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        self._restore()  # so that the second one has its usual effect
+        self._restore()  # so that a second signal has its usual effect
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -1,4 +1,4 @@
-"""How runs end, and the exit codes of the command line for it."""
+"""How runs end, and their exit codes on the command line."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import enum
 class RunStatus(enum.StrEnum):
     """The state of a run; its value is what ``run.json`` holds.
 
-    RUNNING: at work, or killed before it could say so.
-    FINISHED: all steps were made.
-    BUDGET: its seconds were spent.
-    DIVERGED: non-finite numbers, several steps in a row or in the test loss.
-    STALLED: no acceptable step, many times in a row.
+    RUNNING: in progress, or killed before its end was recorded.
+    FINISHED: all steps were taken.
+    BUDGET: its time limit was reached.
+    DIVERGED: non-finite numbers in several consecutive steps, or in the test loss.
+    STALLED: no acceptable step was found, many times in a row.
     OOM: out of memory.
-    INTERRUPTED: by a signal, after it was saved.
-    KILLED: by a signal that left no time to save.
-    FAILED: by an error that is not the run's own.
+    INTERRUPTED: ended by a signal, after it was saved.
+    KILLED: ended by a signal that left no time to save.
+    FAILED: ended by an unexpected error; it can be resumed.
 
     Example:
         >>> RunStatus("diverged").ended, RunStatus.DIVERGED.exit_code
@@ -40,10 +40,10 @@ class RunStatus(enum.StrEnum):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it came to the end that was asked for."""
+        """Whether the run ended as requested."""
         return self in (self.FINISHED, self.BUDGET)
 
     @property
     def exit_code(self) -> int:
-        """Zero for success, 4 for a run that has failed for good, else 1."""
+        """0 for success, 4 for a run that ended otherwise, 1 for one that can be resumed."""
         return 0 if self.succeeded else 4 if self.ended else 1

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, folders that are checked before the work, and a lock."""
+"""Atomic writes, checks of folders before the work starts, and a lock."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def check_folder(folder: pathlib.Path, needed: int) -> None:
 
     Args:
         folder: where a run will be written.
-        needed: bytes that the run will hold at the same time.
+        needed: the most bytes that the run will need.
 
     Raises:
-        StorageError: if the folder cannot be made or written, or the disk has less room.
+        StorageError: if the folder cannot be created or written, or the disk has too little space.
     """
     with explained(folder, needed):
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def check_folder(folder: pathlib.Path, needed: int) -> None:
     if free < needed:
         raise StorageError(
             f"{folder} is on a disk with {free:,} free bytes, and the run needs about {needed:,}: "
-            "make room or choose another folder"
+            "free some space or choose another folder"
         )
 
 

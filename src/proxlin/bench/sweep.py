@@ -1,8 +1,8 @@
 """Sweeps: the runs of a figure, from a TOML file, at one of three scales.
 
 A file has a table for each scale. Its keys are those of :class:`proxlin.bench.records.Config` and
-hold for all runs; ``runs`` lists methods with their options, and may give any key once more. A list
-of values stands for one run with each of them, several lists for all combinations.
+apply to all runs; ``runs`` lists methods with their options, and may override any key. A list of
+values stands for one run with each value, several lists for all combinations.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _read(name: str) -> dict[str, Any]:
     own = name.endswith(".toml")
     if not own and name not in names():
         raise UsageError(
-            f"there is no sweep {name!r}; there are {', '.join(names())}, or give a file of your "
-            "own that ends in .toml"
+            f"there is no sweep {name!r}; choose one of {', '.join(names())}, or a TOML "
+            "file of your own"
         )
     file = (
         pathlib.Path(name) if own else resources.files("proxlin.bench") / "sweeps" / f"{name}.toml"
@@ -117,20 +117,20 @@ def run(
 
     Args:
         configs: what to run.
-        root: where records go. Several processes may share it: each run is locked by the one that
-            works on it, and the others take the next.
-        data_dir: where data lies.
+        root: where records go. Several processes may share it: each run is locked by the one
+            that works on it, and the others take the next.
+        data_dir: the folder of the data sets.
         isolate: one process per run, so that a killed run does not end the sweep, and no run
             inherits memory from another.
-        watch: makes the observer of a run.
+        watch: returns the observer of a run.
         tell: called with a line about each run that was skipped or failed.
 
     Returns:
         The records of the sweep that have ended.
 
     Raises:
-        Interrupted: by a signal, after the run at hand was saved.
-        DataError, StorageError: for what would stop every run.
+        Interrupted: by a signal, after the current run was saved.
+        DataError, StorageError: for errors that would stop every run.
     """
     for number, config in enumerate(configs, start=1):
         label = f"[{number}/{len(configs)}] {describe(config)}"
@@ -159,7 +159,7 @@ def run(
 
 
 def finished(config: Config, root: pathlib.Path) -> bool:
-    """Whether a run has ended before."""
+    """Whether a run has already ended."""
     return any(run.status.ended for run in find([config], root))
 
 
@@ -170,7 +170,7 @@ def find(configs: Sequence[Config], root: pathlib.Path) -> list[Run]:
 
 
 def describe(config: Config) -> str:
-    """A configuration in a line.
+    """A configuration in one line.
 
     Example:
         >>> describe(Config("digits-mlp", "adam", {"stepsize": 0.01}))
@@ -192,7 +192,7 @@ def describe(config: Config) -> str:
 
 
 def command(config: Config) -> list[str]:
-    """The arguments of ``proxlin`` that make this run."""
+    """The arguments of ``proxlin`` that start this run."""
     given = [
         f"--{key.replace('_', '-')}={value}"
         for key, value in config.as_dict().items()
@@ -212,34 +212,32 @@ def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | Non
     before = _oom_kills()
     code = _wait(subprocess.Popen(arguments))
     if code < 0:
-        # The kernel kills by SIGKILL when memory is exhausted, but so may anybody: it keeps count.
+        # The kernel sends SIGKILL when memory runs out, but so may anyone: it counts its own.
         _killed(config, root, -code, oom=code == -signal.SIGKILL and _oom_kills() > before)
     elif code in (DataError.exit_code, StorageError.exit_code):
-        raise BenchError("a run could not be made, see above")
+        raise BenchError("a run failed, see above")
     elif code == UsageError.exit_code:
         raise UsageError("see above")
 
 
 def _killed(config: Config, root: pathlib.Path, number: int, *, oom: bool) -> None:
     """Writes the record for a process that could not; without ``oom`` the run can be resumed."""
-    end = (
-        ", out of memory; take a smaller batch_size" if oom else "; continue with the same command"
-    )
+    end = ", out of memory; use a smaller batch_size" if oom else "; continue with the same command"
     message = f"killed by signal {number}{end}"
     status = RunStatus.OOM if oom else RunStatus.KILLED
     change = {"status": status, "message": message, "signal": number}
     folder = config.folder(root)
-    # Another process that shares the root may have taken the run up already.
+    # Another process that shares the root may already have resumed the run.
     with storage.lock(folder) if folder.exists() else contextlib.nullcontext():
         for run in find([config], root):
-            if run.status.ended:  # before the signal came
+            if run.status.ended:  # before the signal
                 return
             records.write_run(folder, {**run.meta, **change})
     raise KilledError(message)
 
 
 def _oom_kills(system: pathlib.Path = pathlib.Path("/")) -> int:
-    """How many processes the kernel has killed for memory, in this control group if it counts."""
+    """How many processes the kernel has killed for memory, in this control group if known."""
     with contextlib.suppress(OSError):  # not Linux
         groups = (system / "proc/self/cgroup").read_text()
         own = re.search(r"^0::/(.*)$", groups, re.MULTILINE)
@@ -251,18 +249,18 @@ def _oom_kills(system: pathlib.Path = pathlib.Path("/")) -> int:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process; a signal ends the sweep too, after its time to save itself."""
+    """The exit code of a process; a signal also ends the sweep, once the process has saved."""
     code = None
     with Signals() as signals:
         while code is None:
             try:
                 code = process.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
-                if signals.received is not None:  # Ctrl-C reaches it too, and once is enough
+                if signals.received is not None:  # Ctrl-C reaches the process anyway
                     if signals.received == signal.SIGTERM:
                         process.terminate()
                     code = process.wait()
-    # A process that got the signal twice is gone without a word of it in its record.
+    # A process that got the signal twice could not record it.
     if signals.received is not None or code in (-signal.SIGINT, -signal.SIGTERM):
         raise Interrupted(signals.received or -code)
     return code

@@ -1,4 +1,4 @@
-"""A task is a network, a loss and data: what is trained on what."""
+"""Tasks: a network, a loss and data."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ NETWORKS: Mapping[str, Callable[..., Network]] = {
     "transformer": models.transformer,
 }
 
-# What the networks take; those that are not named here, any images.
+# The data sets that networks take; those not listed take any images.
 _TAKES: Mapping[str, tuple[str, ...]] = {
-    "autoencoder": ("digits", "mnist", "fashion-mnist"),  # pixels in [0, 1], as its loss wants
+    "autoencoder": ("digits", "mnist", "fashion-mnist"),  # pixels in [0, 1], which its loss needs
     "transformer": ("text",),
 }
 _IMAGES = tuple(name for name in data.DATASETS if name != "text")
@@ -46,7 +46,7 @@ Score = Callable[[Float[Array, "*m k"], Array], Float[Array, "*m"]]
 
 
 def accuracy(outputs: Float[Array, "*m k"], targets: Array) -> Float[Array, "*m"]:
-    """One for each example whose largest output is that of its label.
+    """1 for each example whose largest output is at its label, else 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,7 +59,7 @@ def accuracy(outputs: Float[Array, "*m k"], targets: Array) -> Float[Array, "*m"
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is trained on what.
+    """A network, a loss and data.
 
     Attributes:
         name: what records and figures call it.
@@ -113,14 +113,14 @@ def names() -> list[str]:
     ]
 
 
-@functools.lru_cache(maxsize=2)  # the runs of a sweep share data in memory, and what is compiled
+@functools.lru_cache(maxsize=2)  # the runs of a sweep share data and compiled programs
 def load(name: str, data_dir: pathlib.Path | None = None) -> Task:
-    """A task by its name, or from a file or module of the user's.
+    """Loads a task by name, or from a file or module of the user.
 
     Args:
-        name: ``dataset-network``, ``path/to/file.py:name`` or ``module:name``. What stands in the
-            file under that name is a :class:`Task`, or a function without arguments that returns
-            one.
+        name: ``dataset-network``, ``path/to/file.py:name`` or ``module:name``. In the file or
+            module, the name is that of a :class:`Task` or of a function without arguments that
+            returns one.
         data_dir: the folder of the data sets.
 
     Returns:
@@ -147,7 +147,7 @@ def _load(name: str, dataset: str, network: str, data_dir: pathlib.Path | None) 
     if dataset not in datasets_of(network):
         raise UsageError(
             f"there is no task {name!r}: {network} takes {', '.join(datasets_of(network))}, not "
-            f"{dataset}; `proxlin tasks` lists what goes together"
+            f"{dataset}; `proxlin tasks` lists the combinations"
         )
     loaded = data.load(dataset, data_dir)
     made = NETWORKS[network](loaded.shape, loaded.classes)
@@ -173,8 +173,8 @@ def own(
         init: a key -> parameters.
         model: ``model(params, inputs) -> outputs``.
         loss: a convex loss.
-        train: inputs and targets to learn from.
-        test: inputs and targets to be evaluated on.
+        train: inputs and targets for training.
+        test: inputs and targets for testing.
         score: the accuracy of each example, e.g. :func:`accuracy`.
 
     Example:
@@ -218,9 +218,9 @@ def _from_user(name: str) -> Task:
     if not isinstance(task, Task):
         raise UsageError(
             f"{attribute!r} in {place} is {type(found).__name__}; it must be a Task, as "
-            "proxlin.bench.tasks.own(...) makes them, or a function that returns one"
+            "proxlin.bench.tasks.own(...) returns it, or a function that returns one"
         )
-    # The name on the command line finds the task again, so it is the one in the record.
+    # The record has the name on the command line, which finds the task again.
     return dataclasses.replace(task, name=name)
 
 
@@ -231,7 +231,7 @@ def _module(place: str) -> Any:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name not in (place, place.split(".", maxsplit=1)[0]):
-                raise  # the user's module is there, and lacks something else
+                raise  # the user's module exists, but imports one that does not
             raise UsageError(f"there is no module {place!r}, and no file of that name") from error
     if not path.is_file():
         raise UsageError(f"there is no file {place}")

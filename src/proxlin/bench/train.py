@@ -1,7 +1,7 @@
 """One run: its steps, evaluations, checkpoints and record.
 
-The clock runs for training steps, their batches included; compilation, evaluation and checkpoints
-are off it.
+The clock measures training steps, including their batches, but not compilation, evaluation and
+checkpoints.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CHECKPOINT_SECONDS = 30.0
 
 
 class Watch:
-    """Observes a run, off the clock. This one shows nothing."""
+    """Observes a run, while the clock is stopped. This one does nothing."""
 
     def started(self, config: Config, step: int, total: int) -> None:
         """The run starts or resumes at a step."""
 
     def stepped(self, step: int, value: float) -> None:
-        """A step was made; ``value`` is the loss of its batch."""
+        """A step was taken; ``value`` is the loss of its batch."""
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """A line was added to the metrics."""
@@ -54,11 +54,11 @@ def train(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watch: Watch = Watch(),
 ) -> Run:
-    """Trains once, and records it below ``root``.
+    """Trains once and records the run below ``root``.
 
     Args:
         config: what to run.
-        root: where records go; the run has a folder of its own.
+        root: where records go; each run has its own folder.
         data_dir: the folder of the data sets.
         resume: continue from the newest checkpoint, if there is one. A run that has ended is
             not repeated.
@@ -69,8 +69,8 @@ def train(
         The record.
 
     Raises:
-        UsageError: for a task, method or option that does not exist, or a folder in which a run
-            was begun, without ``resume``.
+        UsageError: for a task, method or option that does not exist, or for an unfinished run
+            without ``resume``.
         DataError: if the data is missing or damaged.
         StorageError: if the folder cannot be written, or is in use.
     """
@@ -109,13 +109,13 @@ def _check_same(run: Run, config: Config) -> None:
     differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     if differing:
         raise StorageError(
-            f"{run.folder} holds another run; they differ in {', '.join(differing)}: "
-            f"{ {key: old.get(key) for key in differing} } there. Choose another folder"
+            f"{run.folder} holds another run, and they differ in {', '.join(differing)}; it "
+            f"has { {key: old.get(key) for key in differing} }. Choose another folder"
         )
 
 
 class _Training:
-    """One run, from its start or its last checkpoint to its end."""
+    """One run, from its start or last checkpoint to its end."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Training:
         self.watch.ended(status, message)
 
     def _begin(self) -> None:
-        """Restores the newest checkpoint, or starts anew, and compiles."""
+        """Restores the newest checkpoint or starts from scratch, and compiles."""
         found = checkpoints.restore(self.folder / "checkpoints", self.state)
         if found is None:
             (self.folder / "metrics.jsonl").unlink(missing_ok=True)
@@ -197,7 +197,7 @@ class _Training:
             )
 
     def _batches(self, step: int) -> Iterator[tuple[Any, Any]]:
-        """The batches from a step on, epoch after epoch."""
+        """The batches from a given step on, epoch after epoch."""
         while True:
             epoch, start = divmod(step, self.per_epoch)
             batches = self.task.dataset.train.epoch(
@@ -208,7 +208,7 @@ class _Training:
                 step += 1
 
     def _steps(self, signals: Signals) -> tuple[RunStatus, str]:
-        """Makes all steps; returns how the run ended."""
+        """Takes all steps; returns how the run ended."""
         saved = time.perf_counter()
         batches = itertools.islice(
             self._batches(self.progress.step), self.total - self.progress.step
@@ -239,10 +239,10 @@ class _Training:
         status = loop.trouble(bool(report.finite), progress.in_a_row)
         if status is not None:
             why = "non-finite numbers" if status is RunStatus.DIVERGED else "no acceptable step"
-            many = f"{progress.in_a_row} rejected steps in a row, the last one {progress.step}"
+            many = f"{progress.in_a_row} consecutive rejected steps, up to step {progress.step}"
             return status, f"{why}: {many}"
         if self.config.max_seconds is not None and progress.seconds >= self.config.max_seconds:
-            return RunStatus.BUDGET, f"{self.config.max_seconds} seconds are spent"
+            return RunStatus.BUDGET, f"the limit of {self.config.max_seconds} seconds is reached"
         return None, ""
 
     def _is_evaluated(self, step: int) -> bool:
@@ -250,7 +250,7 @@ class _Training:
         return step == self.total or part(step) > part(step - 1)
 
     def _evaluate(self) -> bool:
-        """Writes a line; whether the test loss is finite."""
+        """Evaluates and writes a line; returns whether the test loss is finite."""
         state, progress = self.state, self.progress
         dataset, size = self.task.dataset, EVALUATION_BATCH
         train = dataset.train.batches(size, self.config.train_examples)
@@ -291,8 +291,8 @@ class _Training:
 
 
 def _failure(error: Exception) -> tuple[RunStatus, str]:
-    """A run that exhausts the memory has ended; any other error is not its own."""
+    """The status for an error: a run out of memory has ended, any other can be resumed."""
     exhausted = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     if isinstance(error, MemoryError) or exhausted:
-        return RunStatus.OOM, "out of memory; take a smaller --batch-size"
+        return RunStatus.OOM, "out of memory; use a smaller --batch-size"
     return RunStatus.FAILED, f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@ r"""The path from parameters and a batch to a prox-linear direction."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -46,8 +47,9 @@ from proxlin.subproblems import (
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-    """An objective and all options of a direction; see :func:`value_and_direction`.
+    """All options of a direction, as users pass them; see :func:`value_and_direction`.
 
+    This is the boundary: behind it there is an :class:`Objective`, whose terms are always a tuple.
     ``metric`` and ``momentum`` have a state; see :func:`proxlin.prox_linear`.
     """
 
@@ -87,7 +89,7 @@ class Oracle:
                 "one of the two"
             )
 
-    @property
+    @functools.cached_property
     def objective(self) -> Objective:
         """What is minimized."""
         return Objective.of(self.model, self.loss, has_aux=self.has_aux, chunk_size=self.chunk_size)
@@ -199,7 +201,8 @@ def _descending(
         lambda: proximity.conjugate_grad(proximity.precondition(model.grad)),
         lambda: solved.d,
     )
-    inexact = ascends & (solved.cost.status == Status.OK)
+    replaced = ascends & (dot(plain(solved.d), plain(solved.d)) > 0)  # not at a critical point
+    inexact = replaced & (solved.cost.status == Status.OK)
     # A prediction that came for free would belong to the other direction.
     cost = solved.cost.with_status(Status.INEXACT, where=inexact)
     return proximity.without_momentum(ascends), solved._replace(d=d, predicted=None, cost=cost)
@@ -223,5 +226,4 @@ def _usable(
     cost = cost.with_status(Status.ASCENT, where=ascends)
     cost = cost.with_status(Status.NON_FINITE, where=~finite)
     cost = cost.with_status(Status.BAD_VALUE, where=~allowed)
-    usable = (cost.status == Status.OK) | (cost.status == Status.INEXACT)
-    return solved._replace(d=select(usable, solved.d, zeros_like(solved.d)), cost=cost)
+    return solved._replace(d=select(cost.usable, solved.d, zeros_like(solved.d)), cost=cost)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from proxlin.algebra import Params, Scalar, cast, cast_like, dot, plain
 from proxlin.proximity import Proximity, ProximityState
-from proxlin.solvers import Cost, Status
+from proxlin.solvers import Cost
 from proxlin.subproblems import ConvexModel, Subsolution
 
 
@@ -22,8 +22,8 @@ class Info(NamedTuple):
     Attributes:
         grad: the gradient :math:`\nabla h` of the mini-batch objective, at no extra cost.
         slope: :math:`\langle d, \nabla h \rangle`, positive for a descent direction :math:`-d`.
-        predicted: the decrease :math:`\langle d, \nabla h \rangle - \tfrac12 \langle d, (G +
-            I/\gamma) d \rangle` that the quadratic model promises; NaN if nothing asked for it.
+        predicted: the decrease that the subproblem promises: :math:`(h + \rho)(w)` minus the value
+            of its model at :math:`d`; NaN where it costs a JVP and nothing asked for it.
         penalty: :math:`\rho(w)`, the regularizer at the parameters.
         primal: the value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
         dual: the value of its dual, a lower bound of the minimum; NaN for the quadratic ones.
@@ -114,18 +114,21 @@ class Direction:
     @property
     def usable(self) -> Bool[Array, ""]:
         """Whether it is finite and descends, and no value was bad."""
-        status = self.cost.status
-        return (status == Status.OK) | (status == Status.INEXACT)
+        return self.cost.usable
+
+    @property
+    def predicted(self) -> Scalar:
+        """The decrease that the subproblem promises; NaN before :meth:`with_prediction`."""
+        return self._or_nan(self.solved.predicted)
 
     @property
     def info(self) -> Info:
         """The report."""
-        known = lambda x: jnp.full_like(self.slope, jnp.nan) if x is None else x
-        primal, dual = known(self.solved.primal), known(self.solved.dual)
+        primal, dual = self._or_nan(self.solved.primal), self._or_nan(self.solved.dual)
         return Info(
             grad=cast_like(self.model.grad, self.params),
             slope=self.slope,
-            predicted=known(self.solved.predicted),
+            predicted=self.predicted,
             penalty=self.proximity.penalty,
             primal=primal,
             dual=dual,
@@ -166,6 +169,10 @@ class Direction:
         """
         sizes = jax.tree.map(jnp.abs, self.proximity.params)
         return self._units(self.model.sensitivity(self.model.jvp(sizes)))
+
+    def _or_nan(self, x: Scalar | None) -> Scalar:
+        """Inside, None is what is not known; reports have NaN."""
+        return jnp.full_like(self.slope, jnp.nan) if x is None else x
 
     def _units(self, size: Scalar) -> Scalar:
         """Four units of rounding of a number, in the precision of the objective."""
@@ -209,7 +216,7 @@ class Direction:
         return self.spend(jvps=1), self.model.jvp(plain(self.solved.d))
 
     def with_prediction(self) -> Direction:
-        """The same with ``info.predicted``; one JVP unless the solver gave it for free."""
+        """The same with ``predicted``; one JVP unless the solver gave it for free."""
         if self.solved.predicted is not None:
             return self
         spent, change = self.change()

@@ -11,6 +11,6 @@ from proxlin.metrics.base import Inverse as Inverse
 from proxlin.metrics.base import Metric as Metric
 from proxlin.metrics.kronecker import Kronecker as Kronecker
 from proxlin.metrics.kronecker import KroneckerState as KroneckerState
+from proxlin.metrics.kronecker import apply_roots as apply_roots
 from proxlin.metrics.kronecker import inverse_roots as inverse_roots
-from proxlin.metrics.kronecker import precondition as precondition
 from proxlin.metrics.kronecker import second_moments as second_moments

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.algebra import Number, Params, Shapes, count
+from proxlin.checks import check_integer
 from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
 
 Matrix = Float[Array, "rows columns"]
@@ -78,10 +79,10 @@ class Kronecker(Metric):
 
     def __post_init__(self) -> None:
         check(self)
-        if self.block_size < 1 or self.every < 1 or self.root not in (2, 4):
-            raise ValueError(
-                f"{self}: block_size and every must be at least 1, and root must be 2 or 4"
-            )
+        check_integer(self, "block_size", least=1)
+        check_integer(self, "every", least=1)
+        if self.root not in (2, 4):
+            raise ValueError(f"Kronecker(root={self.root!r}): give 2 or 4")
 
     def init(self, params: Shapes) -> KroneckerState:
         """Zeros; the first step replaces the roots."""
@@ -119,7 +120,7 @@ class Kronecker(Metric):
         roots = jax.tree.map(
             lambda x, own: jax.tree.map(lambda r: r.astype(x.dtype), own), linear_term, state.roots
         )
-        apply = lambda x, own: precondition(x, own, self.block_size)
+        apply = lambda x, own: apply_roots(x, own, self.block_size)
         lengths = jax.tree.map(lambda x, own: _ratio(x, apply(x, own)), linear_term, roots)
         return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, roots, lengths)
 
@@ -140,7 +141,7 @@ def inverse_roots(g: Array, moments: Any, root: int, epsilon: Number) -> Any:
     return tuple(_inverse_root(s, root, epsilon) for s in moments)
 
 
-def precondition(x: Array, roots: Any, block_size: int) -> Array:
+def apply_roots(x: Array, roots: Any, block_size: int) -> Array:
     """A matrix multiplied by its roots on both sides; a vector multiplied by its own."""
     if _is_vector(x):
         return x * roots

@@ -96,6 +96,8 @@ def prox_linear(
     """
     if not isinstance(step, StepRule):
         raise TypeError(f"step must be a step rule such as Armijo() or Fixed(), not {step!r}")
+    if not hasattr(step, "gamma"):
+        raise TypeError(f"the step rule {step!r} has no gamma; add the field gamma: float = 1.0")
     oracle = Oracle(
         model=model,
         loss=loss,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import Scalar, Vector, add_scaled, count, dot, scale, select, zeros_like
+from proxlin.checks import check_integer
 from proxlin.solvers.system import Cost, LinearSolver, NormalSystem, Solution, Status
 
 # Not lineax.CG or jax.scipy.sparse.linalg.cg: both loop, and Jacobian products of convolutions
@@ -61,8 +62,7 @@ class CG(LinearSolver):
     takes_metric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_steps, int) or self.max_steps < 0:
-            raise ValueError(f"CG(max_steps={self.max_steps!r}): give an integer of at least 0")
+        check_integer(self, "max_steps", least=0)
 
     def solve(self, system: NormalSystem) -> Solution:
         """Takes ``max_steps`` steps, or fewer if they are enough or one breaks down."""

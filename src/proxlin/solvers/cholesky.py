@@ -13,6 +13,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
 from proxlin.algebra import Scalar, Shapes, Vector, add_scaled, count, scale, zeros_like
+from proxlin.checks import check_integer
 from proxlin.solvers.system import (
     Cost,
     LinearSolver,
@@ -65,8 +66,7 @@ class Cholesky(LinearSolver):
     max_elements: int = 2**26
 
     def __post_init__(self) -> None:
-        if self.max_elements < 1:
-            raise ValueError(f"Cholesky(max_elements={self.max_elements}): give at least 1")
+        check_integer(self, "max_elements", least=1)
 
     def solve(self, system: NormalSystem) -> Solution:
         """Forms the smaller Gram matrix, factorizes it and maps back."""

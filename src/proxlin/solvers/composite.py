@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import Scalar, Vector, add_scaled, count, select
+from proxlin.checks import check_integer
 from proxlin.solvers.system import Cost, Status
 
 _CHECK_EVERY = 10
@@ -111,10 +112,9 @@ class ProximalGradient(CompositeSolver):
     gap: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_steps, int) or self.max_steps < 0:
-            raise ValueError(
-                f"ProximalGradient(max_steps={self.max_steps!r}): give an integer of at least 0"
-            )
+        check_integer(self, "max_steps", least=0)
+        if self.gap is not None and not self.gap >= 0:
+            raise ValueError(f"ProximalGradient(gap={self.gap!r}): give a number >= 0, or None")
 
     def solve(self, problem: CompositeProblem) -> CompositeSolution:
         """Iterates until the gap is closed, nothing moves, or for ``max_steps`` steps."""

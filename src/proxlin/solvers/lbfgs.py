@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Int
 
 from proxlin.algebra import Scalar, Vector, count, dot
+from proxlin.checks import check_integer
 from proxlin.solvers.system import Cost, Status
 
 
@@ -52,8 +53,9 @@ class LBFGS(SmoothSolver):
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_steps, int) or self.max_steps < 0:
-            raise ValueError(f"LBFGS(max_steps={self.max_steps!r}): give an integer of at least 0")
+        check_integer(self, "max_steps", least=0)
+        if not self.tolerance >= 0:
+            raise ValueError(f"LBFGS(tolerance={self.tolerance!r}): give a number >= 0")
 
     def minimize(
         self, value_and_grad: Callable[[Vector], tuple[Scalar, Vector]], start: Vector

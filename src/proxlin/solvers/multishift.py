@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -46,7 +47,7 @@ class MultiShiftCG(LinearSolver):
     takes_metric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_steps, int) or not 0 <= self.max_steps <= 10:
+        if not isinstance(self.max_steps, numbers.Integral) or not 0 <= self.max_steps <= 10:
             raise ValueError(
                 f"MultiShiftCG(max_steps={self.max_steps!r}): give an integer from 0 to 10; for "
                 "more steps use CG"

@@ -27,7 +27,9 @@ class Status(enum.IntEnum):
     INEXACT: a descent direction, but not the one requested; the step may be taken. Conjugate
     gradients met non-positive curvature, or an iterate that does not descend, and returned the last
     one that does; or a convex solver did not reach its tolerance; or gamma is so large that
-    rounding may have changed the direction by a tenth or more. ``BREAKDOWN`` is an older name.
+    rounding may have changed the direction by a tenth or more, or a matrix is singular to rounding;
+    or momentum led uphill, and the direction is that of the gradient. ``BREAKDOWN`` is an older
+    name.
 
     ASCENT: the result is not a descent direction, so something has gone wrong. Such a step is never
     taken.
@@ -68,6 +70,21 @@ class Cost(NamedTuple):
     def transposed(self) -> Cost:
         """The same, with products of the operator and its adjoint exchanged."""
         return self._replace(jvps=self.vjps, vjps=self.jvps)
+
+    @property
+    def usable(self) -> Bool[Array, ""]:
+        """Whether the result may be used: OK or INEXACT."""
+        return (self.status == Status.OK) | (self.status == Status.INEXACT)
+
+    def after(self, before: Cost) -> Cost:
+        """The cost of two solves, one after the other; OK if both are."""
+        return Cost(
+            steps=before.steps + self.steps,
+            residual=self.residual,
+            jvps=before.jvps + self.jvps,
+            vjps=before.vjps + self.vjps,
+            status=jnp.where(self.status == Status.OK, before.status, self.status),
+        )
 
     def plus(self, *, jvps: int | Array = 0, vjps: int | Array = 0) -> Cost:
         """The same, plus these products."""

@@ -84,7 +84,7 @@ class TrustRegion(StepRule):
     def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Compares the decrease with the prediction; one forward pass, at most one JVP."""
         direction = direction.with_prediction()
-        predicted, gamma = direction.info.predicted, direction.gamma
+        predicted, gamma = direction.predicted, direction.gamma
         direction, slack = _slack(direction)
         one = jnp.ones_like(direction.total)
         displacement = direction.displacement(one)
@@ -114,7 +114,7 @@ class TrustRegion(StepRule):
         slope = direction.slope
         enough = ~(direction.cost.residual > self.max_residual) | (direction.kept_slope >= 0.5)
         felt = direction.square > jnp.finfo(slope.dtype).eps ** 0.5 * slope
-        return enough & felt & (direction.info.predicted >= 0.25 * slope)
+        return enough & felt & (direction.predicted >= 0.25 * slope)
 
 
 class SlopeState(NamedTuple):
@@ -281,7 +281,7 @@ class StochasticTrustRegion(StepRule):
 def _slack(direction: Direction) -> tuple[Direction, Scalar]:
     """The rounding of the objective; with one more JVP if the prediction is not much larger."""
     slack = direction.rounding
-    predicted = direction.info.predicted
+    predicted = direction.predicted
     near = direction.usable & (predicted >= 0) & (predicted <= 1e4 * slack)
     more = jax.lax.cond(near, direction.rounding_of_params, lambda: jnp.zeros_like(slack))
     return direction.spend(jvps=count(near)), slack + more

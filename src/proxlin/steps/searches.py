@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from proxlin.algebra import Number, Params, Scalar, count, dot, plain, select
+from proxlin.algebra import Number, Params, Scalar, count, plain, select
+from proxlin.checks import check_integer
 from proxlin.direction import Direction
 from proxlin.objective import TermOutputs
 from proxlin.steps.rule import (
@@ -20,7 +21,6 @@ from proxlin.steps.rule import (
     at,
     check_fraction,
     check_positive,
-    known,
 )
 
 
@@ -95,8 +95,8 @@ class Armijo(StepRule):
     def __post_init__(self) -> None:
         check_positive(self, "gamma", "max_eta")
         check_fraction(self, "beta", "shrink")
-        if known(self.max_backtracks < 0):
-            raise ValueError(f"Armijo(max_backtracks={self.max_backtracks}): give at least 0")
+        if not isinstance(self.max_backtracks, jax.Array):  # as when it is injected
+            check_integer(self, "max_backtracks", least=0)
 
     def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
         """Searches, with one forward pass for each trial."""
@@ -145,7 +145,7 @@ class ModelStep(StepRule):
     r"""The best step along the direction on the convex model.
 
     .. math:: \eta = \operatorname{argmin}_{\eta \in [0, 1]}
-        \sum_i \omega_i\, \ell_i(f_i - \eta J_i d) + \tfrac{\eta^2}{2 \gamma} \|d\|^2
+        \sum_i \omega_i\, \ell_i(f_i - \eta J_i d) + r(\eta d)
 
     costs one JVP and no forward pass. The quadratic model does not see how far a saturated loss
     is from its quadratic expansion; the convex model does. If curvature is taken from a part of
@@ -201,9 +201,6 @@ def best_on_model(direction: Direction) -> tuple[Scalar, Direction, TermOutputs]
 
 def _model_derivative(direction: Direction, change: TermOutputs) -> Callable[[Scalar], Scalar]:
     """The derivative of the convex model in eta, given the change J d of the outputs."""
-    model, proximity = direction.model, direction.proximity
-    gain = lambda eta: model.slope_along(change, eta)
-    missing = zero = jnp.zeros_like(direction.value)
-    if not model.whole or proximity.last is not None:
-        missing = dot(plain(direction.solved.d), proximity.linear_term(model.grad)) - gain(zero)
-    return lambda eta: eta * direction.square - gain(eta) - missing
+    d = direction.solved.d
+    of_model = direction.model.slope_along(plain(d), change)
+    return lambda eta: of_model(eta) + direction.proximity.slope_along(d, eta)

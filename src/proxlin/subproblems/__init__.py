@@ -8,6 +8,7 @@ from proxlin.subproblems.convex import PrimalConvex as PrimalConvex
 from proxlin.subproblems.convex import dual_convex as dual_convex
 from proxlin.subproblems.convex import primal_convex as primal_convex
 from proxlin.subproblems.model import ConvexModel as ConvexModel
+from proxlin.subproblems.model import Factors as Factors
 from proxlin.subproblems.model import vjp as vjp
 from proxlin.subproblems.quadratic import DualQuadratic as DualQuadratic
 from proxlin.subproblems.quadratic import PrimalQuadratic as PrimalQuadratic

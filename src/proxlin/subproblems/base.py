@@ -16,7 +16,7 @@ from proxlin.regularizers import Regularizer
 from proxlin.solvers import Cost
 from proxlin.subproblems.model import ConvexModel
 
-LINEAR = "CG(max_steps) or Cholesky()"
+LINEAR = "CG(max_steps), MultiShiftCG(max_steps) or Cholesky()"
 COMPOSITE = "ProximalGradient()"
 
 
@@ -76,7 +76,7 @@ class Subproblem(abc.ABC):
         momentum: Any,
     ) -> None:
         """Raises TypeError, with what is missing and what would work, unless all fit."""
-        name = self.name or type(self).__name__
+        name = self._name
         for loss in losses:
             missing = self.missing(loss)
             if missing is not None:
@@ -95,13 +95,21 @@ class Subproblem(abc.ABC):
         if metric.is_identity and not has_momentum(momentum):
             return
         what = f"momentum={momentum}" if metric.is_identity else f"{metric}"
-        if not self.takes_metric or not regularizer.is_zero:
+        if not self.takes_metric:
             raise TypeError(
-                f"{what} works with subproblem=dual_quadratic or primal_quadratic and without a "
-                f"regularizer, not with {self} and {regularizer}"
+                f"{self._name} does not take {what}; use subproblem=dual_quadratic or "
+                "primal_quadratic"
             )
+        if not regularizer.is_zero:
+            raise TypeError(f"{what} does not go together with {regularizer}; drop one of the two")
         if not metric.is_identity and not getattr(solver, "takes_metric", solver is None):
-            raise TypeError(f"{what} works with solver=CG(max_steps), not with {solver}")
+            raise TypeError(
+                f"{solver} does not take {what}; use CG(max_steps) or MultiShiftCG(max_steps)"
+            )
+
+    @property
+    def _name(self) -> str:
+        return self.name or type(self).__name__
 
     def __call__(self, **options: Any) -> Any:
         """The same with other options; keeps ``functools.partial`` of it working."""

@@ -32,7 +32,12 @@ from proxlin.solvers import (
     Status,
 )
 from proxlin.subproblems.base import COMPOSITE, LINEAR, Subproblem, Subsolution
-from proxlin.subproblems.composite import convex_solution, primal_composite
+from proxlin.subproblems.composite import (
+    PrimalProblem,
+    convex_solution,
+    solve_composite,
+    solve_smooth,
+)
 from proxlin.subproblems.model import ConvexModel
 from proxlin.subproblems.quadratic import DualQuadratic
 
@@ -70,10 +75,12 @@ class PrimalConvex(Subproblem):
         def grad(v: TermOutputs) -> TermOutputs:
             return add_scaled(slope, -1, model.output_grad(add_scaled(outputs, -1, v)))
 
+        problem = PrimalProblem(
+            model=model, proximity=proximity, smooth_value=value, smooth_grad=grad
+        )
         if isinstance(solver, SmoothSolver):
-            return _primal_smooth(model, proximity, solver, value, grad)
-        solver = solver or ProximalGradient()
-        return primal_composite(model, proximity, solver, value=value, grad=grad)
+            return solve_smooth(problem, solver)
+        return solve_composite(problem, solver or ProximalGradient())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +122,9 @@ class DualConvex(Subproblem):
         """Solves it, by default with ``ProximalGradient()``."""
         if isinstance(solver, LinearSolver):
             return DualQuadratic().solve(model, proximity, solver)
-        proximity, finite = proximity.with_finite_gamma("primal_convex")
+        proximity, finite = proximity.with_finite_gamma(
+            "the dual needs a finite gamma; use subproblem=primal_convex"
+        )
         dual = _Dual(model, proximity)
         solution = (solver or ProximalGradient()).solve(dual.problem())
         image = add_scaled(model.grad, 1, solution.image)
@@ -189,27 +198,3 @@ class _Dual:
             fn(loss, own, batch.targets)
             for loss, own, batch in zip(model.objective.losses, x, model.batches, strict=True)
         )
-
-
-def _primal_smooth(
-    model: ConvexModel,
-    proximity: Proximity,
-    solver: SmoothSolver,
-    value: Callable[[TermOutputs], Scalar],
-    grad: Callable[[TermOutputs], TermOutputs],
-) -> Subsolution:
-    def primal(d: Params, image: TermOutputs) -> Scalar:
-        return value(image) - dot(model.grad, d) + proximity.value(d)
-
-    def value_and_grad(d: Params) -> tuple[Scalar, Params]:
-        image = model.jvp(d)
-        slope = add_scaled(model.vjp(grad(image)), -1, model.grad)
-        return primal(d, image), add_scaled(slope, 1, proximity.grad(d))
-
-    solution = solver.minimize(value_and_grad, zeros_like(model.grad))
-    d = solution.x
-    image = model.jvp(d)
-    dual_image = add_scaled(model.grad, -1, model.vjp(grad(image)))
-    conjugate = dot(grad(image), image) - value(image)
-    bounds = primal(d, image), -conjugate - proximity.conjugate(dual_image)
-    return convex_solution(model, proximity, d, None, bounds, solution.cost.plus(jvps=1, vjps=1))

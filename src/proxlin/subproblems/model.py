@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -109,9 +110,16 @@ class ConvexModel:
         own = dot(self.output_grad(self.outputs), change)
         return value + own - dot(self.grad, d)
 
-    def slope_along(self, change: TermOutputs, eta: Scalar) -> Scalar:
-        r"""How fast the model of these examples falls at :math:`\eta d`, given :math:`J d`."""
-        return dot(change, self.output_grad(add_scaled(self.outputs, -eta, change)))
+    def slope_along(self, d: Params, change: TermOutputs) -> Callable[[Scalar], Scalar]:
+        r"""The derivative of the model at :math:`\eta d` in :math:`\eta`, given :math:`J d`."""
+
+        def own(eta: Scalar) -> Scalar:
+            return -dot(change, self.output_grad(add_scaled(self.outputs, -eta, change)))
+
+        if self.whole:
+            return own
+        correction = dot(self.grad, d) - dot(change, self.output_grad(self.outputs))
+        return lambda eta: own(eta) - correction
 
     def weigh(self, x: TermOutputs) -> TermOutputs:
         r""":math:`\omega x`, example by example."""

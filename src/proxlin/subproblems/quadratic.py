@@ -16,6 +16,7 @@ step. With momentum the linear term :math:`J^* g` is that of the proximity term;
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from proxlin.algebra import Params, add_scaled, count, dot, plain, scale
+from proxlin.algebra import Params, add_scaled, dot, plain, scale
 from proxlin.linearize import Linearization
 from proxlin.losses import Factor, Loss
 from proxlin.proximity import Proximity
@@ -39,7 +40,7 @@ from proxlin.solvers import (
     TermRows,
 )
 from proxlin.subproblems.base import COMPOSITE, LINEAR, Subproblem, Subsolution
-from proxlin.subproblems.composite import primal_composite
+from proxlin.subproblems.composite import PrimalProblem, solve_composite
 from proxlin.subproblems.model import ConvexModel, Factors
 
 
@@ -60,7 +61,7 @@ class PrimalQuadratic(Subproblem):
     :math:`\tau \ge 1` steps of :class:`proxlin.CG` cost :math:`\tau - 1` VJPs and :math:`\tau`
     JVPs, and the predicted decrease comes for free. ``gamma`` may be infinite: the generalized
     Gauss-Newton step, which for the logistic loss is a natural-gradient step. With a regularizer
-    the problem is no longer linear, and accelerated proximal gradient solves it.
+    the problem is no longer linear: accelerated proximal gradient solves it, for finite gammas.
 
     ``proxlin.primal_quadratic`` is a ready instance.
     """
@@ -80,13 +81,13 @@ class PrimalQuadratic(Subproblem):
         factors = model.factors()
         if not proximity.smooth:
             start = model.value(model.outputs)
-            return primal_composite(
-                model,
-                proximity,
-                solver or ProximalGradient(),
-                value=lambda v: start + 0.5 * dot(factors.rmv(v), factors.rmv(v)),
-                grad=lambda v: factors.mv(factors.rmv(v)),
+            problem = PrimalProblem(
+                model=model,
+                proximity=proximity,
+                smooth_value=lambda v: start + 0.5 * dot(factors.rmv(v), factors.rmv(v)),
+                smooth_grad=lambda v: factors.mv(factors.rmv(v)),
             )
+            return solve_composite(problem, solver or ProximalGradient())
         solution = (solver or CG()).solve(
             NormalSystem(
                 forward=lambda d: factors.rmv(model.jvp(plain(d))),
@@ -157,7 +158,9 @@ class DualQuadratic(Subproblem):
 
     def solve(self, model: ConvexModel, proximity: Proximity, solver: Any = None) -> Subsolution:
         """Solves it, by default with ``CG(2)``."""
-        proximity, finite = proximity.with_finite_gamma("primal_quadratic")
+        proximity, finite = proximity.with_finite_gamma(
+            "the dual needs a finite gamma; use subproblem=primal_quadratic"
+        )
         solver = solver or CG()
         fn = self._smooth if proximity.smooth else self._regularized
         solved = fn(model, proximity, solver)
@@ -169,7 +172,7 @@ class DualQuadratic(Subproblem):
     ) -> Subsolution:
         factors = model.factors()
         # B v = g helps only if the linear term is the gradient of these examples.
-        known = model.whole and proximity.last is None
+        known = model.whole and not proximity.has_momentum
         data = proximity.precondition(proximity.linear_term(model.grad))
         system = dataclasses.replace(
             _system(model, proximity, factors, data),
@@ -183,15 +186,15 @@ class DualQuadratic(Subproblem):
         self, model: ConvexModel, proximity: Proximity, solver: LinearSolver
     ) -> Subsolution:
         factors, around = model.factors(), self.anchor(model.grad)
-        jvps = vjps = count(0)
+        costs = []
         for _ in range(self.passes):
             data = scale(proximity.strength, proximity.conjugate_grad(around))
             data = add_scaled(data, 1, add_scaled(model.grad, -1, around))
             solution = solver.solve(_system(model, proximity, factors, data))
             # grad - M u from the misfit data - M u
             around = add_scaled(solution.misfit, 1, add_scaled(model.grad, -1, data))
-            cost = solution.cost.transposed.plus(jvps=jvps, vjps=vjps)
-            jvps, vjps = cost.jvps, cost.vjps
+            costs.append(solution.cost.transposed)
+        cost = functools.reduce(lambda before, own: own.after(before), costs)
         return Subsolution(d=proximity.conjugate_grad(around), cost=cost, dual_image=around)
 
 

@@ -153,7 +153,7 @@ class _Dense:
         rng = np.random.default_rng(0)
         matrix = rng.normal(size=(5, 8) if wide else (8, 5)) / 2
         length = matrix.shape[0 if form == "data" else 1]
-        return cls(matrix, rng.normal(size=(length,)), form)
+        return cls(matrix=matrix, given=rng.normal(size=(length,)), form=form)
 
     def data(self, given: Any) -> Any:
         """The data; zero where there are none."""
@@ -189,8 +189,10 @@ class _Dense:
         def rows() -> Rows:
             calls["forward" if dual else "adjoint"] += 1
             dense = jnp.asarray(self.matrix.T if dual else self.matrix, _dtype())
-            term = TermRows(lambda numbers: dense[numbers], len(dense), 1)
-            return Rows((term,), of_x=dual, tolerance=tolerance_of(_dtype()))
+            term = TermRows(
+                block=lambda numbers: dense[numbers], examples=len(dense), per_example=1
+            )
+            return Rows(terms=(term,), of_x=dual, tolerance=tolerance_of(_dtype()))
 
         return NormalSystem(
             forward=counted(_times(self.matrix, self.image), calls, "forward"),

@@ -169,7 +169,7 @@ class _Check(Findings):
         )
         step = self.rule.step(watched, count(0), self.rule.init(params))
         jax.effects_barrier()
-        return _Seen(direction, step, calls)
+        return _Seen(direction=direction, step=step, calls=calls)
 
 
 class _Nowhere(LinearSolver):
@@ -192,4 +192,4 @@ def _problem() -> tuple[Params, Float[Array, "m 3"], Float[Array, "m 2"]]:
 
 
 def _oracle(**options: Any) -> Oracle:
-    return Oracle(_model, Squared(), **options)
+    return Oracle(model=_model, loss=Squared(), **options)

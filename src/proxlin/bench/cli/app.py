@@ -35,7 +35,7 @@ Scale = Annotated[str, typer.Option(help=f"One of {', '.join(sweep.SCALES)}.")]
 def common(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Settings of all commands."""
+    """Options of all commands."""
     if version:
         print(proxlin.__version__)
         raise typer.Exit()
@@ -43,7 +43,7 @@ def common(
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Prints what the user can fix as one line; anything else keeps its traceback."""
+    """Prints errors that the user can fix in one line; others keep their traceback."""
     try:
         yield
     except BenchError as error:
@@ -54,6 +54,6 @@ def errors() -> Iterator[None]:
 
 
 def brief(run: Run) -> dict[str, Any]:
-    """A run in JSON."""
+    """A summary of a run for JSON."""
     last = run.metrics[-1] if run.metrics else {}
     return {"folder": str(run.folder), "status": run.status, **run.config, "last": last}

@@ -22,7 +22,7 @@ def fetch_data(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Download a data set and check it; nothing else ever downloads."""
+    """Download a data set and check it; no other command downloads."""
     with errors():
         with downloads(console) as progress:
             folder = datasets.fetch(name, data_dir, progress)

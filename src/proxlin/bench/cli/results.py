@@ -23,7 +23,7 @@ def draw_figure(
     scale: Scale = "smoke",
     of: Annotated[
         str | None,
-        typer.Option("--sweep", help="Of another sweep, such as a TOML file."),
+        typer.Option("--sweep", help="Draw another sweep, such as a TOML file of your own."),
     ] = None,
     out: Annotated[pathlib.Path | None, typer.Option(help="The file: .svg, .png or .pdf.")] = None,
     as_json: Json = False,
@@ -58,7 +58,7 @@ def _runs_of(name: str, root: pathlib.Path, scale: str) -> list[Run]:
     found = sweep.find(sweep.load(name, scale), root)
     if not found:
         raise UsageError(
-            f"{root} holds no run of {name} at scale {scale}; `proxlin sweep {name} --scale "
-            f"{scale} --out {root}` makes them"
+            f"{root} holds no run of {name} at scale {scale}; run `proxlin sweep {name} --scale "
+            f"{scale} --out {root}` first"
         )
     return found

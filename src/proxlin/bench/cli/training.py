@@ -44,7 +44,7 @@ def list_methods(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    table = Table("method", "what it is", "options", box=None, pad_edge=False)
+    table = Table("method", "description", "options", box=None, pad_edge=False)
     for name, options in found.items():
         text = ", ".join(f"{key}={value}" for key, value in options.items())
         table.add_row(name, (methods.METHODS[name].__doc__ or "").split("\n")[0], text)
@@ -59,7 +59,7 @@ def train(
     method: Annotated[str, typer.Option(help="See `proxlin methods`.")] = "auto",
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", help="As in -o gamma=0.1."),
+        typer.Option("--option", "-o", help="Option of the method, as in -o gamma=0.1."),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Examples in a batch.")] = 128,
     epochs: Annotated[float, typer.Option(help="Passes over the training examples.")] = 10.0,
@@ -80,12 +80,20 @@ def train(
     ] = CHECKPOINT_SECONDS,
     as_json: Json = False,
 ) -> None:
-    """Train once, and record it."""
+    """Train once and record the run."""
     with errors():
         config = Config(
-            task, method, _pairs(option or []), batch_size, epochs, max_steps, max_seconds, seed,
-            evals_per_epoch, train_examples,
-        )  # fmt: skip
+            task=task,
+            method=method,
+            options=_pairs(option or []),
+            batch_size=batch_size,
+            epochs=epochs,
+            max_steps=max_steps,
+            max_seconds=max_seconds,
+            seed=seed,
+            evals_per_epoch=evals_per_epoch,
+            train_examples=train_examples,
+        )
         watch = Bar(console, sweep.describe(config))
         run = run_training(
             config,
@@ -96,9 +104,7 @@ def train(
             watch=watch,
         )
         print(json.dumps(brief(run)) if as_json else sentence(run))
-        if run.status is RunStatus.INTERRUPTED:
-            raise typer.Exit(128 + run.meta["signal"])
-        raise typer.Exit(run.status.exit_code)
+        raise typer.Exit(run.exit_code)
 
 
 @app.command("sweep")
@@ -137,7 +143,7 @@ def run_sweep(
         else:
             ended = f"{len(runs)} of {len(configs)} runs have ended{failures(runs)}"
             print(f"{ended}; `proxlin figure {name}` draws them")
-        # A stepsize that diverges is a result; a run that found no memory is missing one.
+        # A stepsize that diverges is a result; a run out of memory has none.
         too_large = any(run.status is RunStatus.OOM for run in runs)
         raise typer.Exit(1 if missing else RunStatus.OOM.exit_code if too_large else 0)
 

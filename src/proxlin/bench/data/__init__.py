@@ -1,7 +1,7 @@
-"""Datasets: what to train and test on, read without trust and never downloaded unasked.
+"""Datasets: checked when they are read, and downloaded only on request.
 
 The order of the examples is a pure function of the seed, the epoch and the step, so that a run can
-go on in the middle of an epoch, and all methods see the same batches.
+resume in the middle of an epoch, and all methods see the same batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def load(name: str, data_dir: pathlib.Path | None = None) -> Dataset:
-    """A dataset, from the files that are there.
+    """Loads a dataset from its files.
 
     Args:
         name: one of :data:`DATASETS`.
@@ -44,7 +44,7 @@ def load(name: str, data_dir: pathlib.Path | None = None) -> Dataset:
 
     Raises:
         UsageError: if there is no dataset of this name.
-        DataError: if a file is missing, truncated or altered, with what to do about it.
+        DataError: if a file is missing, truncated or altered; the message says what to do.
 
     Example:
         >>> digits = load("digits")
@@ -52,7 +52,7 @@ def load(name: str, data_dir: pathlib.Path | None = None) -> Dataset:
         (1347, 450, (8, 8, 1))
     """
     if name not in DATASETS:
-        raise UsageError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
+        raise UsageError(f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}")
     return DATASETS[name](data_dir)
 
 
@@ -64,7 +64,8 @@ def _from_files(
     try:
         return read(source, places.locate(source, data_dir))
     except Fault as fault:
-        raise DataError(f"{fault}; `proxlin data fetch {source.name}` mends it") from fault
+        message = f"{fault}; `proxlin data fetch {source.name}` downloads it again"
+        raise DataError(message) from fault
 
 
 DATASETS: dict[str, Callable[[pathlib.Path | None], Dataset]] = {

@@ -1,7 +1,7 @@
-"""The datasets that are files: what was published, where, and its sums.
+"""The published datasets: their files, addresses and checksums.
 
-The sums are of the files without compression, so that a repacked copy is as good as the original;
-the MD5 sums are those of the downloads, as torchvision and the authors of CIFAR-10 give them.
+The sha256 checksums are of the files without compression, so that repacked copies are valid too;
+the MD5 checksums are of the downloads, as given by torchvision and the authors of CIFAR-10.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Source:
     """A dataset as it was published.
 
     Attributes:
-        name: the dataset's.
+        name: of the dataset.
         files: all of them, without compression.
         subfolder: the folder within the archive, which may or may not be kept.
         downloads: where to get them.

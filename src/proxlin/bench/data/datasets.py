@@ -1,4 +1,4 @@
-"""What training sees of a dataset: two splits, and the way from raw examples to the network."""
+"""What training sees of a dataset: two splits, and how raw examples become inputs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def epoch(self, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        """The full batches of one epoch; the ragged rest is left out.
+        """The full batches of one epoch; an incomplete last batch is dropped.
 
         Args:
-            seed: of the order.
-            epoch: which one: each has an order of its own.
+            seed: for the order.
+            epoch: its number; each epoch has its own order.
             batch_size: examples in a batch.
-            start: how many batches to leave out, at no cost, as if they had been taken before.
+            start: how many batches to skip, at no cost, to resume within an epoch.
 
         Returns:
             Batches that are a pure function of the seed, the epoch and the step within it.
@@ -43,11 +43,11 @@ class Split(Protocol):
         ...
 
     def batches(self, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
-        """Each example once, always in the same order, to evaluate; the last batch may be smaller.
+        """Each example once, in a fixed order, for evaluation; the last batch may be smaller.
 
         Args:
             batch_size: examples in a batch.
-            limit: the first so many examples only.
+            limit: how many examples, from the first; by default all.
         """
         ...
 
@@ -58,12 +58,12 @@ class Dataset:
 
     Attributes:
         name: as in :data:`proxlin.bench.data.DATASETS`.
-        description: for the record, and for titles: what was really used.
+        description: for records and titles: the data that was actually used.
         classes: how many labels there are.
         shape: of one input after ``prepare``.
         train: what to train on.
         test: what to test on.
-        sha256: of the content that training sees; each loader says of what exactly.
+        sha256: of the content; each loader documents of what exactly.
         prepare: raw inputs -> what the network takes.
     """
 
@@ -110,7 +110,7 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """A split with what ``prepare`` makes of the inputs as targets, flattened.
+    """A split whose targets are the prepared inputs, flattened.
 
     Example:
         >>> split = Arrays(np.array([[[0, 16]]], np.uint8), np.array([7], np.int32))
@@ -138,7 +138,7 @@ class Reconstruction:
 
 
 def reconstruction(dataset: Dataset) -> Dataset:
-    """The dataset for a network that is to give back what it is given.
+    """The dataset for a network that reconstructs its inputs.
 
     Example:
         >>> from proxlin.bench import data
@@ -158,8 +158,8 @@ def epoch_rows(
 ) -> Int[np.ndarray, "steps b"]:
     """Which of n examples are in which batch of an epoch, from batch ``start`` on.
 
-    The order comes from a counter-based generator with the key (seed, epoch), so that nothing has
-    to be remembered to go on in the middle of a run.
+    The order comes from a counter-based generator with the key (seed, epoch), so that a run
+    can resume anywhere without saving the order.
 
     Example:
         >>> epoch_rows(7, seed=0, epoch=0, batch_size=2).shape

@@ -1,4 +1,4 @@
-"""Downloads, on request only: bounded, checked, and moved to their place in one go."""
+"""Downloads, only on request: bounded in size, checked, and moved into place atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxlin.bench.data.verify import examine
 from proxlin.bench.errors import DataError, StorageError, UsageError
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a file, the bytes of it so far, and all its bytes."""
+"""Called with the name of a file, its bytes so far, and its size."""
 
 _IMAGENET = (
     "imagenet cannot be fetched: its terms ask each user to register, at https://image-net.org. "
@@ -31,10 +31,10 @@ def fetch(
     progress: Progress = lambda name, done, size: None,
     sources: Mapping[str, Source] = SOURCES,
 ) -> pathlib.Path:
-    """Downloads what is missing of a dataset.
+    """Downloads the missing files of a dataset.
 
-    Files that are there and whole are left alone. Files and downloads that are not what was
-    published are put aside as ``*.bad``, for a look at what they are instead.
+    Intact files are left alone. Files and downloads that are not as published are kept as
+    ``*.bad``, for inspection.
 
     Args:
         name: of the dataset.
@@ -46,7 +46,7 @@ def fetch(
         The folder of the dataset.
 
     Raises:
-        UsageError: if there is nothing to fetch by this name.
+        UsageError: if no dataset of this name can be fetched.
         DataError: if the server cannot be reached, or sends something else.
         StorageError: if the folder cannot be written.
     """
@@ -55,8 +55,8 @@ def fetch(
     if name not in sources:
         names = ", ".join(sources)
         raise UsageError(
-            f"cannot fetch {name!r}; there are {names}. digits come with scikit-learn, text with "
-            "Python"
+            f"cannot fetch {name!r}; choose one of {names}. digits comes with scikit-learn, text "
+            "with Python"
         )
     source = sources[name]
     folder = home(source, data_dir)
@@ -81,14 +81,14 @@ def fetch(
 def _downloaded(
     download: Download, folder: pathlib.Path, progress: Progress
 ) -> Iterator[pathlib.Path]:
-    """A download in a temporary file, checked; if it is faulty then or later, it is put aside."""
+    """A checked download in a temporary file; if it is faulty, it is kept as ``*.bad``."""
     import pooch
     import requests
 
     path = folder / f".{os.getpid()}.{download.name}"
     try:
         with path.open("wb") as file:
-            plain = {"Accept-Encoding": "identity"}  # what is packed shall stay so
+            plain = {"Accept-Encoding": "identity"}  # compressed files stay compressed
             get = pooch.HTTPDownloader(chunk_size=2**16, headers=plain)
             get(download.url, _Bounded(file, download, progress), None)
         if path.stat().st_size < download.size:
@@ -102,14 +102,14 @@ def _downloaded(
         bad = folder / f"{download.name}.bad"
         os.replace(path, bad)
         raise DataError(
-            f"{download.url}: {error.state}: {error.reason}; put aside as {bad}, try again later"
+            f"{download.url}: {error.state}: {error.reason}; kept as {bad}, try again later"
         ) from error
     finally:
         path.unlink(missing_ok=True)
 
 
 class _Bounded:
-    """A file that takes no more than a download should have, and tells how much it has."""
+    """A file that accepts no more bytes than expected, and reports its progress."""
 
     def __init__(self, file: BinaryIO, download: Download, progress: Progress) -> None:
         self.file, self.download, self.progress = file, download, progress
@@ -129,7 +129,7 @@ class _Bounded:
 def _place(
     download: Download, path: pathlib.Path, folder: pathlib.Path, known: list[KnownFile]
 ) -> None:
-    """Moves a download to its place; of an archive, the members with the known names."""
+    """Moves a download into place; of an archive, the members with known names."""
     if not download.name.endswith(".tar.gz"):
         [file] = known
         files.check(path, files.read(path, file.size), file.sha256)
@@ -145,10 +145,10 @@ def _place(
 
 
 def read_tar(path: pathlib.Path, known: list[KnownFile]) -> Iterator[tuple[KnownFile, bytes]]:
-    """The known files in an archive, whatever folders they are in there.
+    """The known files in an archive, whatever their folders.
 
-    Nothing is unpacked to a place that the archive names: of a member, only the end of its name
-    is looked at, and only regular files of exactly the known size and sum are taken.
+    Nothing is unpacked to a path that the archive chooses: only the last part of a member's name
+    counts, and only regular files of exactly the known size and checksum are accepted.
 
     Raises:
         Fault: if one is missing, not a regular file, or not what was published.
@@ -162,7 +162,7 @@ def read_tar(path: pathlib.Path, known: list[KnownFile]) -> Iterator[tuple[Known
                     continue
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None or member.size != file.size:
-                    what = f"{member.name} is no regular file of {file.size:,} bytes"
+                    what = f"{member.name} is not a regular file of {file.size:,} bytes"
                     raise Fault(path, "altered", what)
                 data = content.read(file.size)
                 files.check(path / member.name, data, file.sha256)

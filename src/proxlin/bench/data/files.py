@@ -1,6 +1,6 @@
-"""Files that nobody vouches for: read up to a known size, checked against a known sum.
+"""Untrusted files: read up to a known size, and checked against a known checksum.
 
-Nothing here unpickles, and nothing unpacks what it was not told to expect.
+Nothing here unpickles, or unpacks more than is expected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fault(DataError):
 
     Attributes:
         state: missing, truncated, altered or unreadable.
-        reason: what tells so.
+        reason: what is wrong.
     """
 
     def __init__(self, path: pathlib.PurePath, state: str, reason: str) -> None:
@@ -47,13 +47,13 @@ def find(folder: pathlib.Path, name: str) -> pathlib.Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise Fault(folder / name, "missing", "there is none, with or without .gz")
+    raise Fault(folder / name, "missing", "not found, with or without .gz")
 
 
 def read(path: pathlib.Path, size: int) -> bytearray:
     """The content of a file, unpacked if its name ends in ``.gz``, of exactly ``size`` bytes.
 
-    At most one byte more is ever unpacked, whatever the file would swell to.
+    At most one byte more is unpacked, however large the file would become.
 
     Raises:
         Fault: if there is less or more, or the file cannot be read.
@@ -66,7 +66,7 @@ def read(path: pathlib.Path, size: int) -> bytearray:
                 if not chunk:
                     break
                 content += chunk
-    except EOFError:  # the packed file ends too early: what it held so far tells the size
+    except EOFError:  # the compressed file ends too early, and so does its content
         pass
     except (gzip.BadGzipFile, zlib.error) as error:
         raise Fault(path, "altered", f"damaged gzip ({error})") from error
@@ -80,7 +80,7 @@ def read(path: pathlib.Path, size: int) -> bytearray:
 
 
 def check(path: pathlib.PurePath, content: bytes | bytearray, sha256: str) -> None:
-    """Raises a Fault unless the content has the known sum."""
+    """Raises a Fault unless the content has the known checksum."""
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise Fault(path, "altered", f"its sha256 is {found[:12]}..., not {sha256[:12]}...")

@@ -1,4 +1,4 @@
-"""Images too many for memory: folders of JPEG files, one folder for each class."""
+"""Images that do not fit in memory: folders of JPEG files, one folder for each class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxlin.bench.data.files import Fault
 from proxlin.bench.data.places import root
 from proxlin.bench.errors import DataError
 
-# As is usual for ImageNet: of its training images, with pixels scaled to [0, 1].
+# The usual values for ImageNet: of its training images, with pixels scaled to [0, 1].
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -29,7 +29,7 @@ SHORT_SIDE = 256
 """The short side of an image, in the pixels of the crop."""
 
 MAX_PIXELS = 2**26
-"""An image with more is refused before it is unpacked."""
+"""An image with more is rejected before it is decoded."""
 
 _LAYOUT = (
     "train/ and val/ with one folder of JPEG files for each class (val/ sorted into the same "
@@ -42,10 +42,10 @@ def load_imagenet(data_dir: pathlib.Path | None = None) -> Dataset:
 
     Training crops a square at random, testing crops the one in the middle; both are 7/8 of the
     short side and become 224 x 224 pixels. The sha256 is that of the sorted list of files, a line
-    ``path<tab>bytes`` for each: reading 150 GB for a sum would take longer than many a run.
+    ``path<tab>bytes`` for each: a checksum of 150 GB would take longer than many runs.
 
     Raises:
-        DataError: if the folder is missing or laid out in another way.
+        DataError: if the folder is missing or laid out differently.
     """
     base = root(data_dir)
     folder = next((f for f in (base / "imagenet", base) if is_image_folder(f)), None)
@@ -73,7 +73,7 @@ def load_imagenet(data_dir: pathlib.Path | None = None) -> Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A split of image files, decoded by threads of grain ahead of need.
+    """A split of image files, decoded in advance by threads of grain.
 
     Attributes:
         folder: where the class folders are.
@@ -97,7 +97,7 @@ class Images:
         rows = epoch_rows(len(self), seed, epoch, batch_size, start)
 
         def corner(i: int) -> tuple[float, float]:
-            # The key of the order, at a counter far from it and from those of the other images.
+            # The key of the order, with a distant counter for each image.
             rng = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, 1 + i]))
             x, y = rng.random(2).tolist()
             return x, y
@@ -139,7 +139,7 @@ class Images:
 def _ahead(
     function: Callable[[int], Any], rows: Sequence[int], buffer: int, batch_size: int | None = None
 ) -> Iterator[Iterator[Any]]:
-    """The values of a function in order, computed by threads up to ``buffer`` ahead of need."""
+    """The values of a function in order, computed by threads, up to ``buffer`` in advance."""
     import grain
 
     options = grain.ReadOptions(num_threads=os.cpu_count() or 1, prefetch_buffer_size=buffer)
@@ -161,7 +161,7 @@ def list_splits(folder: pathlib.Path) -> list[Images]:
     """The images in ``train/`` and ``val/``; or those of one folder.
 
     Raises:
-        DataError: if there are no images, or ``val/`` has a class that ``train/`` has not.
+        DataError: if there are no images, or ``val/`` has a class that ``train/`` does not have.
     """
     if not (folder / "train").is_dir():
         return [list_images(folder)]
@@ -172,11 +172,11 @@ def list_splits(folder: pathlib.Path) -> list[Images]:
 def list_images(folder: pathlib.Path, classes: Sequence[str] | None = None) -> Images:
     """The images of a folder of class folders.
 
-    They are shuffled, in the same way each time, so that the first thousand are of all classes.
+    They are shuffled, always in the same way, so that the first thousand cover all classes.
 
     Args:
         folder: where the class folders are.
-        classes: the classes to number by; those found if not given.
+        classes: the classes in the order of their labels; by default those found.
 
     Raises:
         DataError: if there are no images, or an unknown class.
@@ -213,7 +213,7 @@ def read_crop(
     from PIL import Image
 
     try:
-        # Folders of JPEGs may hold a PNG in spite of its name.
+        # Folders of JPEG files may hold a PNG with the wrong suffix.
         with Image.open(path, formats=["JPEG", "PNG"]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
@@ -225,10 +225,11 @@ def read_crop(
             square = (left, top, left + side, top + side)
             crop = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, square)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        reason = f"refused with more than {MAX_PIXELS:,} pixels ({error}); move it away"
+        limit = f"{MAX_PIXELS:,} pixels, the most that is allowed"
+        reason = f"has more than {limit} ({error}); remove it"
         raise Fault(path, "altered", reason) from error
     except (OSError, SyntaxError, ValueError) as error:
-        reason = f"broken image ({error}); replace it or move it away"
+        reason = f"broken image ({error}); replace or remove it"
         raise Fault(path, "altered", reason) from error
     return np.asarray(crop)
 

@@ -1,4 +1,4 @@
-"""Where datasets lie."""
+"""Where datasets are stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxlin.bench.errors import DataError
 
 
 def cache() -> pathlib.Path:
-    """What belongs to this project in the user's cache."""
+    """The folder of this project in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(base, "proxlin")
 
@@ -25,10 +25,10 @@ def root(data_dir: pathlib.Path | None = None) -> pathlib.Path:
 
 
 def locate(source: Source, data_dir: pathlib.Path | None = None) -> pathlib.Path:
-    """The folder that holds a dataset: one of its name in the data folder, or this itself.
+    """The folder that holds a dataset: one of its name in the data folder, or that folder itself.
 
     Raises:
-        DataError: if there is none, with what to run.
+        DataError: if there is none; the message says what to run.
     """
     base = root(data_dir)
     for folder in (base / source.name, base):
@@ -37,15 +37,15 @@ def locate(source: Source, data_dir: pathlib.Path | None = None) -> pathlib.Path
                 return place
     raise DataError(
         f"{source.name} is neither in {base / source.name} nor in {base}: run `proxlin data fetch "
-        f"{source.name}`, or name the folder with {source.files[0].name} in it by --data-dir or "
-        "PROXLIN_DATA"
+        f"{source.name}`, or point --data-dir or PROXLIN_DATA to the folder that contains "
+        f"{source.files[0].name}"
     )
 
 
 def home(source: Source, data_dir: pathlib.Path | None = None) -> pathlib.Path:
-    """The folder of a dataset's own, to write to.
+    """The dataset's own folder, to write to.
 
-    Never one of another name, where files of the same names may belong to another dataset.
+    Never a folder of another name: its files may belong to another dataset, under the same names.
     """
     base = root(data_dir)
     folder = base if base.name == source.name else base / source.name
@@ -54,6 +54,6 @@ def home(source: Source, data_dir: pathlib.Path | None = None) -> pathlib.Path:
 
 
 def holds(folder: pathlib.Path, source: Source) -> bool:
-    """Whether a folder holds any file of a dataset, packed or not."""
+    """Whether a folder holds any file of a dataset, compressed or not."""
     names = (known.name for known in source.files)
     return any((folder / f"{name}{end}").is_file() for name in names for end in ("", ".gz"))

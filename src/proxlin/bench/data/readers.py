@@ -22,9 +22,9 @@ _CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label; red, green and blue, row by row
 
 
 def load_digits() -> Dataset:
-    """The 1,797 digits of scikit-learn, 8 x 8 pixels, in the same 1,347 and 450 each time.
+    """The 1,797 digits of scikit-learn, 8 x 8 pixels, always split into the same 1,347 and 450.
 
-    The sha256 is that of the pixels and labels (uint8, int32) to train on, then to test on.
+    The sha256 is that of the pixels and labels (uint8, int32) for training, then for testing.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -49,7 +49,7 @@ def load_digits() -> Dataset:
 
 
 def load_mnist(source: Source, folder: pathlib.Path) -> Dataset:
-    """MNIST, or another dataset of the same four IDX files, packed or not.
+    """MNIST, or another dataset of the same four IDX files, compressed or not.
 
     The sha256 is that of the list of files; see :func:`manifest_sha256`.
 
@@ -91,7 +91,7 @@ def parse_idx(
     The header is ``0 0 8 axes``, then the length of each axis in four bytes, the highest first.
 
     Raises:
-        DataError: if the header is another, or the size is not what it says.
+        DataError: if the header is wrong, or does not match the size.
     """
     start = 4 + 4 * axes
     if bytes(content[:4]) != bytes((0, 0, 8, axes)) or len(content) < start:
@@ -100,14 +100,14 @@ def parse_idx(
             f"{bytes(content[:4]).hex()}, not {0x800 + axes:08x}"
         )
     shape = np.frombuffer(content, ">u4", count=axes, offset=4).tolist()
-    size = start + math.prod(shape)  # of Python's integers, which do not wrap
+    size = start + math.prod(shape)  # in Python's integers, which do not overflow
     if len(content) != size:
         raise DataError(f"{path}: {len(content):,} bytes, but its header says {size:,}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def load_cifar10(source: Source, folder: pathlib.Path) -> Dataset:
-    """CIFAR-10 from its binary version: five files to train on, one to test on.
+    """CIFAR-10 from its binary version: five files for training, one for testing.
 
     The sha256 is that of the list of files; see :func:`manifest_sha256`.
 
@@ -136,11 +136,12 @@ def parse_cifar10(
     """The images and labels in a file of CIFAR-10.
 
     Raises:
-        DataError: if the size is not that of some number of records.
+        DataError: if the size is not a whole number of records.
     """
     if len(content) % _CIFAR10_RECORD:
         raise DataError(
-            f"{path}: {len(content):,} bytes are no number of records of {_CIFAR10_RECORD:,} bytes"
+            f"{path}: {len(content):,} bytes are not a whole number of records of "
+            f"{_CIFAR10_RECORD:,} bytes"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, _CIFAR10_RECORD)
     planes = records[:, 1:].reshape(-1, 3, 32, 32)
@@ -148,6 +149,6 @@ def parse_cifar10(
 
 
 def manifest_sha256(source: Source) -> str:
-    """The sum of the list of files as ``sha256sum`` prints it, since each file was checked."""
+    """The checksum of the list of files, as ``sha256sum`` prints it; each file was checked."""
     lines = "".join(f"{known.sha256}  {known.name}\n" for known in source.files)
     return hashlib.sha256(lines.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Text that every Python has, for networks that learn which character comes next."""
+"""Text that comes with Python, for networks that learn which character comes next."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _END_OF_LINE = 95
 
 
 def load_text() -> Dataset:
-    """The help texts of Python, cut into pieces of 64 characters; the last tenth is to test on.
+    """The help texts of Python, cut into pieces of 64 characters; the last tenth is for testing.
 
     The targets are the characters that come next. The texts change a little from one version of
-    Python to the next, and the sum tells them apart: the sha256 is that of the text as numbers.
+    Python to the next, and the sha256, that of the text as numbers, tells them apart.
     """
     from pydoc_data.topics import topics
 
@@ -44,7 +44,7 @@ def load_text() -> Dataset:
 
 
 def encode(text: str) -> UInt8[np.ndarray, " n"]:
-    r"""Characters as numbers, from the space to the end of a line; question marks for all others.
+    r"""Printable ASCII and line ends as numbers; all other characters become question marks.
 
     Example:
         >>> encode("a b\n\u00e9").tolist()

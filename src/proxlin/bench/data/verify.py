@@ -1,4 +1,4 @@
-"""What lies in a folder, and whether it is what was published."""
+"""Which datasets a folder holds, and whether their files are as published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxlin.bench.errors import DataError
 
 
 class FileState(NamedTuple):
-    """What is known of a file.
+    """The state of a file.
 
     Attributes:
         dataset: the name of the dataset it belongs to.
@@ -32,8 +32,8 @@ class FileState(NamedTuple):
 def verify(path: pathlib.Path, sources: Mapping[str, Source] = SOURCES) -> list[FileState]:
     """The state of each file of the datasets in a folder.
 
-    The folder may be that of one dataset, or hold folders of several. Of images, each broken one
-    is listed, and the folder itself.
+    The folder may be that of one dataset, or hold folders of several. Of images, the
+    folder is listed, and each broken image.
 
     Args:
         path: the folder.
@@ -58,7 +58,7 @@ def verify(path: pathlib.Path, sources: Mapping[str, Source] = SOURCES) -> list[
             states += _images(folder)
     if not states:
         raise DataError(
-            f"{path}: no dataset in it; known are {', '.join(sources)}, and folders of JPEG files"
+            f"{path}: no dataset found; known are {', '.join(sources)}, and folders of JPEG files"
         )
     return states
 
@@ -75,7 +75,7 @@ def examine(dataset: str, folder: pathlib.Path, known: KnownFile) -> FileState:
 
 
 def _closest(folder: pathlib.Path, sources: Iterable[Source]) -> list[FileState]:
-    """The states by that source of which most files are right, as MNIST and others share names."""
+    """The states for the source with most files right, as MNIST and others share file names."""
 
     def rank(states: list[FileState]) -> tuple[int, bool]:
         right = sum(file.state == "ok" for file in states)

@@ -1,9 +1,8 @@
 """The figures of the paper, drawn from records.
 
 A figure is a :class:`Spec` in :data:`FIGURES`: how its runs fall into panels, curves and settings.
-Settings are searched: the best one is drawn in full color, the two next best ones faint, and
-:func:`table` lists all of them. :func:`select` sorts the runs once, and all else takes what it
-returns.
+The best setting of a curve is drawn in full color, the next two faintly, and :func:`table` lists
+all of them. :func:`select` sorts the runs once; everything else works on its result.
 """
 
 from proxlin.bench.figures.drawing import draw, figure, svg

@@ -39,7 +39,7 @@ Limits = dict[str, tuple[float, float]]
 
 
 def draw(selection: Selection, path: pathlib.Path, scale: str) -> None:
-    """Draws a figure into a file, the same one for the same runs.
+    """Draws a figure into a file; the same runs give the same file.
 
     Args:
         selection: the runs of the figure, sorted.
@@ -52,7 +52,7 @@ def draw(selection: Selection, path: pathlib.Path, scale: str) -> None:
     """
     if path.suffix not in _DATES:
         raise UsageError(
-            f"a figure cannot be written to {path.name}: let the name end in {', '.join(_DATES)}"
+            f"a figure cannot be written to {path.name}: use one of {', '.join(_DATES)}"
         )
     drawn = figure(selection, scale)
     with explained(path.parent, 1_000_000):
@@ -68,7 +68,7 @@ def svg(selection: Selection, scale: str) -> str:
 
 
 def _save(drawn: Figure, target: pathlib.Path | io.StringIO, suffix: str, salt: str) -> None:
-    """Saves without what would differ from one time to the next: dates, and ids by chance."""
+    """Saves reproducibly: without dates and random ids."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": salt}):
@@ -76,7 +76,7 @@ def _save(drawn: Figure, target: pathlib.Path | io.StringIO, suffix: str, salt: 
 
 
 def figure(selection: Selection, scale: str) -> Figure:
-    """Builds a figure: panels below each other, each with metrics against epochs and seconds.
+    """Builds a figure: panels in a column, each with metrics against epochs and seconds.
 
     Args:
         selection: the runs of the figure, sorted.
@@ -96,7 +96,7 @@ def figure(selection: Selection, scale: str) -> Figure:
     width, height = (9.0, 7.0) if single else (10.5, 2.9 * len(panels) + 1.1)
     drawn = Figure(figsize=(width, height), dpi=120, layout=ConstrainedLayoutEngine(wspace=0.04))
     setting = textwrap.fill(setting_of(selection, scale), int(13 * width))
-    # Names are not mathematics: a dollar is a dollar.
+    # Names are not mathematics: a dollar sign is literal.
     drawn.suptitle(f"{spec.title}\n{setting}", fontsize=11, parse_math=False)
     words = textwrap.fill(caption(selection), int(16 * width))
     drawn.supxlabel(words, x=0.01, ha="left", fontsize=8, parse_math=False)
@@ -127,7 +127,7 @@ def _limits(panels: Sequence[Panel], metric: str) -> tuple[float, float]:
         return (0.0, 1.0) if metric == "test_accuracy" else (0.1, 10.0)
     highest = max(float(band.median.max()) for band in bands)
     if metric == "test_accuracy":
-        # The end of training matters: what is far below all ends is cut off.
+        # The end of training matters: values far below all final ones are cut off.
         worst = min(float(band.median[-1]) for band in bands)
         lowest = max(0.0, worst - max(highest - worst, 0.1))
         return lowest, min(1.0, highest + 0.1 * (highest - lowest))
@@ -138,7 +138,7 @@ def _limits(panels: Sequence[Panel], metric: str) -> tuple[float, float]:
 
 
 def _styles(spec: Spec, panels: Sequence[Panel]) -> dict[Any, Style]:
-    """The style of each curve, the same in all panels: its method's, or a shade of its value's."""
+    """The style of each curve, the same in all panels: its method's, or a shade for its value."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -184,7 +184,7 @@ def _draw_panel(
     handles, labels = grid[0, 0].get_legend_handles_labels()
     if len(panel.curves) == 1:
         handles, labels = handles[::-1], labels[::-1]
-    pixels = 65 + 7 * max(map(len, labels))  # of a column, at 120 in an inch
+    pixels = 65 + 7 * max(map(len, labels))  # of a column, at 120 per inch
     legend = part.legend(
         handles,
         labels,
@@ -207,7 +207,7 @@ def _draw_setting(
     best: bool,
     limits: tuple[float, float],
 ) -> None:
-    """The median over the seeds, their range for the best setting, and a cross at a bad end."""
+    """The median over the seeds, their range for the best setting, and a cross at a failure."""
     band = setting.band(metric, across)
     look: dict[str, Any] = {
         "color": style.color,
@@ -218,7 +218,7 @@ def _draw_setting(
     if best and len(setting.runs) > 1:
         axes.fill_between(band.x, band.low, band.high, color=style.color, alpha=0.12, linewidth=0)
     if setting.trouble:
-        # An end outside of the axes is marked at their edge.
+        # An end outside the axes is marked at their edge.
         end = np.clip(band.median[-1:], *limits)
         axes.plot(band.x[-1:], end, "x", markersize=8, clip_on=False, **look)
 

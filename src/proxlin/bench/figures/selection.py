@@ -26,7 +26,7 @@ from proxlin.bench.status import RunStatus
 
 Numbers = Float[np.ndarray, " points"]
 
-_ENDS = {RunStatus.OOM: "out of memory"}  # where a status does not speak for itself
+_ENDS = {RunStatus.OOM: "out of memory"}  # statuses that need explaining
 
 
 class Band(NamedTuple):
@@ -108,9 +108,9 @@ class Setting:
         )
 
     def band(self, metric: str, across: str) -> Band:
-        """A metric against epochs or seconds, as far as all seeds have finite numbers.
+        """A metric against epochs or seconds, as long as all seeds have finite numbers.
 
-        Seconds are sums of medians over the seeds, which one run on a busy machine cannot move.
+        Seconds are sums of medians over the seeds, which one run on a busy machine hardly affects.
         """
         count = min(_sound(run.metrics, metric) for run in self.runs)
         pick = lambda name: np.array(
@@ -161,7 +161,7 @@ class Selection(NamedTuple):
         return [run for setting in settings for run in setting.runs]
 
     def title_of(self, panel: tuple[Any, ...]) -> str:
-        """Names a panel, by its key, after what the title of the figure does not say."""
+        """The title of a panel with this key: what the title of the figure does not say."""
         varies = [len({p.key[i] for p in self.panels}) > 1 for i in range(len(panel))]
         parts = [
             describe(name, value)
@@ -171,7 +171,7 @@ class Selection(NamedTuple):
         return ", ".join(parts)
 
     def missing(self) -> list[str]:
-        """Panels that the paper has, and curves that it or another panel has, without runs."""
+        """Panels of the paper, and curves of the paper or of another panel, that have no runs."""
         absent = []
         if self.spec.panels:
             for prefix in dict.fromkeys(panel.key[:-1] for panel in self.panels):
@@ -193,7 +193,7 @@ class Selection(NamedTuple):
 def trouble_of(run: Run) -> str:
     """What went wrong with a run; empty if nothing did.
 
-    A run has diverged as well if its training loss is above the first one at the end.
+    A run whose final training loss exceeds its initial one also counts as diverged.
     """
     if not run.status.succeeded:
         return _ENDS.get(run.status, run.status.value)
@@ -274,6 +274,6 @@ def _gather(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[Ru
 
 
 def _sound(metrics: Sequence[dict[str, Any]], name: str) -> int:
-    """How many lines there are before a number is missing."""
+    """How many lines come before the first missing number."""
     broken = (i for i, line in enumerate(metrics) if None in (line["train_loss"], line[name]))
     return next(broken, len(metrics))

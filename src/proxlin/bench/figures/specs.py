@@ -14,14 +14,14 @@ class Style(NamedTuple):
 
     label: str
     color: str
-    dashes: str = "--"  # of gradient methods; others differ in more than their color
+    dashes: str = "--"  # of gradient methods; the others have their own
 
 
 # The colors of Okabe and Ito, and five of Tol's, can be told apart by color-blind readers.
 BLUE = "#0072B2"
 STYLES: dict[str, Style] = {
     "spl": Style("SPL", BLUE, "-"),
-    "armijo-spl": Style("Armijo SPL", "#000000", ":"),  # SPL is seen where both are the same
+    "armijo-spl": Style("Armijo SPL", "#000000", ":"),  # SPL shows through where both agree
     "model-step": Style("SPL with model step", "#332288", "-"),
     "trust-region": Style("SPL with trust region", "#882255", "-"),
     "auto": Style("auto", "#AA4499", "-"),
@@ -48,7 +48,7 @@ class Spec:
     """How a figure sorts runs: into panels, each into curves, each into settings to choose from.
 
     Tasks and batch sizes have panels of their own in every figure, unless they tell curves apart:
-    runs that differ in them are not to be chosen from.
+    runs that differ in them do not compete.
 
     Attributes:
         title: what the figure shows.
@@ -83,7 +83,7 @@ class Spec:
 
     @property
     def named_by(self) -> tuple[str, ...]:
-        """The keys that a legend has to name, because the names of methods do not say them."""
+        """The keys that a legend has to name, because the names of methods do not include them."""
         return tuple(key for key in self.curve_by if key not in ("method", "direction"))
 
 
@@ -143,7 +143,7 @@ FIGURES: dict[str, Spec] = {
 
 
 def value_of(run: Run, key: str) -> Any:
-    """What a run has for a key of a :class:`Spec`.
+    """The value of a run for a key of a :class:`Spec`.
 
     Args:
         run: the run.
@@ -187,7 +187,7 @@ def describe_options(run: Run, first: tuple[str, ...] = ()) -> str:
 
     Args:
         run: the run.
-        first: keys to be named before all.
+        first: keys to be named first.
 
     Returns:
         A text such as ``"γ = 1, τ = 2"``.

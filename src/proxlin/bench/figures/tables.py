@@ -26,10 +26,10 @@ HEADINGS = (
 
 
 class Row(TypedDict):
-    """The end of training for one setting: medians over the seeds, None where there is no number.
+    """The final results of one setting: medians over the seeds, None where there is no number.
 
     Attributes:
-        panel: title of the panel, empty if there is one only.
+        panel: title of the panel, empty if there is only one.
         method: as the legend calls it.
         options: of the method.
         seeds: how many.
@@ -38,7 +38,7 @@ class Row(TypedDict):
         test_accuracy: between 0 and 1.
         steps: of training.
         seconds: of the training steps alone.
-        relative: seconds for one step, as a multiple of the fewest in the panel.
+        relative: seconds per step, as a multiple of the fastest in the panel.
         jvps: Jacobian-vector products.
         vjps: vector-Jacobian products.
         status: ``"finished"``, ``"first N steps"``, or what went wrong.

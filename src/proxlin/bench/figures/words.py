@@ -1,4 +1,4 @@
-"""What a figure says of itself in words: its setting and its caption."""
+"""The texts of a figure: its setting and its caption."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from proxlin.bench.figures.selection import Panel, Selection, Setting
 from proxlin.bench.records import Run
 
-SHOWN = 3  # settings of a curve: the best one, and faintly the two next best ones
+SHOWN = 3  # settings of a curve: the best one, and faintly the next two
 
 
 def shown(panels: Sequence[Panel]) -> list[Setting]:

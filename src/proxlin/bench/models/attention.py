@@ -15,19 +15,19 @@ Characters = Float[Array, "m context width"]
 def transformer(
     shape: Shape, classes: int, *, layers: int = 2, width: int = 64, heads: int = 4
 ) -> Network:
-    r"""A small decoder: what comes next, at each place of a text (Radford et al., 2019).
+    r"""A small decoder: predicts the next character at each position (Radford et al., 2019).
 
     .. math::
         x \leftarrow x + A(N(x)), \qquad x \leftarrow x + M(N(x))
 
     in each layer, with causal attention :math:`A`, a perceptron :math:`M` of one hidden layer,
     four times as wide, with SiLU, and layer normalization :math:`N`, which also comes before the
-    last dense layer. Places have embeddings that are learned.
+    last dense layer. Positions have learned embeddings.
 
     Args:
-        shape: of one input: the length of the context, and the number of characters, of which
-            each place has one as a one-hot vector.
-        classes: number of outputs at each place.
+        shape: of one input: the length of the context and the number of characters; each
+            position is a one-hot vector.
+        classes: number of outputs at each position.
         layers: how many.
         width: of the embeddings.
         heads: of the attention, a divisor of the width.
@@ -36,7 +36,7 @@ def transformer(
         The network, whose outputs have the shape ``(m, context, classes)``.
 
     Raises:
-        UsageError: for inputs of another shape, or a width that the heads do not divide.
+        UsageError: for inputs of another shape, or a width that is not divisible by the heads.
 
     Example:
         >>> import jax
@@ -50,7 +50,7 @@ def transformer(
             "characters), as the data set 'text' has them; for other inputs choose linear or mlp"
         )
     if width % heads:
-        raise UsageError(f"transformer of width {width} with {heads} heads: give a divisor of it")
+        raise UsageError(f"transformer of width {width} with {heads} heads: they must divide it")
     context, characters = shape
 
     def init(key: Array) -> Params:
@@ -87,7 +87,7 @@ def _init_layer(key: Array, width: int) -> Params:
 
 
 def _attention(params: Params, x: Characters, heads: int) -> Characters:
-    """Each place takes a mean over itself and the places before it."""
+    """Each position attends to itself and to earlier positions."""
     m, context, width = x.shape
     parts = dense(params["queries"], x).reshape(m, context, 3, heads, width // heads)
     queries, keys, values = (parts[:, :, i] for i in range(3))

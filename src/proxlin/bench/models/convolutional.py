@@ -24,7 +24,7 @@ from proxlin.bench.models.perceptrons import perceptron
 def convnet(shape: Shape, classes: int) -> Network:
     """The ConvNet of the paper's experiments (Appendix E).
 
-    Twice convolution, SiLU and average pooling; then a dense layer, SiLU, a dense layer.
+    Convolution, SiLU and average pooling, twice; then a dense layer, SiLU and a dense layer.
 
     Args:
         shape: of one image, with height and width multiples of 4.
@@ -65,8 +65,8 @@ def cnn(shape: Shape, classes: int, depth: int) -> Network:
     """The paper's CNNs of various depths (Appendix F): short, medium and long for 1, 2 and 3.
 
     ``depth`` layers of 128 filters, ``depth`` of 64 and ``depth`` of 32, all of 3 x 3 pixels and
-    followed by SiLU, then a dense layer. The paper tells of no pooling and no strides, so there
-    are none here: zeros around the images keep their size, and the dense layer takes all of the
+    followed by SiLU, then a dense layer. The paper mentions neither pooling nor strides, so
+    there are none: zero padding keeps the size of the images, and the dense layer takes all
     32 * height * width features.
 
     Args:

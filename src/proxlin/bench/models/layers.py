@@ -1,4 +1,4 @@
-r"""Layers: functions that initialize the parameters of one, and functions that apply it."""
+r"""Layers: functions that initialize their parameters, and functions that apply them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from proxlin.bench.models.network import Images, Params, Stats
 
 MOMENTUM = 0.9  # of running statistics
-EPSILON = 1e-5  # added to a variance, before its root
+EPSILON = 1e-5  # added to a variance before its square root
 
 
 def init_dense(key: Array, inputs: int, outputs: int) -> Params:
@@ -44,14 +44,14 @@ def init_conv(key: Array, inputs: int, outputs: int, size: int = 3) -> Params:
 
 
 def conv(params: Params, x: Images) -> Images:
-    """Convolution with biases; zeros around the image keep its size."""
+    """Convolution with biases; zero padding keeps the size of the images."""
     return convolve(params["w"], x) + params["b"][None, None, None]
 
 
 def convolve(
     kernel: Float[Array, "size size inputs outputs"], x: Images, stride: int = 1
 ) -> Images:
-    """Convolution with a kernel of odd size; as many zeros on each side as it reaches beyond."""
+    """Convolution with a kernel of odd size; with stride 1, zero padding keeps the size."""
     reach = kernel.shape[0] // 2
     padding = [(reach, reach)] * 2
     numbers = ("NHWC", "HWIO", "NHWC")
@@ -67,7 +67,7 @@ def average_pool(x: Images) -> Images:
 def max_pool(x: Images) -> Images:
     """Maxima over windows of 3 x 3, two pixels apart, the first one centered on the first pixel."""
     padding = ((0, 0), (1, 1), (1, 1), (0, 0))
-    lowest = np.array(-np.inf, x.dtype)  # not of JAX: its derivative asks for a known value
+    lowest = np.array(-np.inf, x.dtype)  # in NumPy, because the derivative needs a constant
     return jax.lax.reduce_window(x, lowest, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
 
 

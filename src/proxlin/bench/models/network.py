@@ -1,4 +1,4 @@
-"""What a network is to the bench."""
+"""The interface of networks in the bench."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Network(NamedTuple):
 def stateless(
     init: Callable[[Array], Params], forward: Callable[[Params, Inputs], Outputs]
 ) -> Network:
-    """A network that does the same in training and in evaluation."""
+    """A network that is the same in training and in evaluation."""
 
     def apply(params: Params, inputs: Inputs, stats: Stats) -> tuple[Outputs, Stats]:
         return forward(params, inputs), stats

@@ -52,13 +52,13 @@ def autoencoder(shape: Shape, encoder: Sequence[int] = (1000, 500, 250, 30)) -> 
 
     .. math:: f(x) = D(E(x))
 
-    An encoder with tanh between its layers and a linear code, and the decoder that is its mirror
-    image. The outputs :math:`f` are one for each number of the input, before the sigmoid that
-    makes them probabilities, as :class:`proxlin.BinaryLogistic` takes them.
+    The encoder has tanh between its layers and a linear code; the decoder mirrors it. There is one
+    output for each number of the input: the logit of a probability, for
+    :class:`proxlin.BinaryLogistic`.
 
     Args:
         shape: of one input.
-        encoder: sizes of the layers after the input, the last one that of the code.
+        encoder: sizes of the layers after the input; the last one is the code.
 
     Returns:
         The network.

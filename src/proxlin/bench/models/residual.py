@@ -20,7 +20,7 @@ from proxlin.bench.models.network import (
     image_shape,
 )
 
-LARGE = 64  # from this many pixels on, the first layer reduces the image
+LARGE = 64  # the first layer reduces images of at least this width and height
 
 
 def resnet18(shape: Shape, classes: int) -> Network:
@@ -111,7 +111,7 @@ class _Block(NamedTuple):
 
 
 def _plan(blocks: Sequence[int], width: int) -> list[_Block]:
-    """All blocks in their order."""
+    """All blocks, in order."""
     plan = [_Block(width, width, 1)] * blocks[0]
     for count in blocks[1:]:
         inputs = plan[-1].outputs
@@ -134,7 +134,7 @@ def _init_block(key: Array, block: _Block) -> tuple[Params, Stats]:
 def _apply_block(
     block: _Block, params: Params, x: Images, stats: Stats, *, train: bool
 ) -> tuple[Images, Stats]:
-    """Two convolutions beside a shortcut, each with its BatchNorm; SiLU between and after."""
+    """Two convolutions and a shortcut, each with BatchNorm; SiLU between them and at the end."""
     after = {}
 
     def layer(name: str, x: Images, stride: int = 1) -> Images:

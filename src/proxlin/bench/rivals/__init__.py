@@ -1,1 +1,1 @@
-"""Optimizers to compare with that Optax does not have."""
+"""Optimizers for comparison, which Optax does not have."""

@@ -15,7 +15,7 @@ from proxlin.bench.errors import UsageError
 from proxlin.bench.models import Network
 from proxlin.bench.models.network import Images
 
-_HOW = "run `make rivals`, and then this command with .venv-rivals/bin/python"
+_HOW = "run `make rivals`, then this command with .venv-rivals/bin/python"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class KFAC:
     """KFAC for one network; made by :func:`kfac`.
 
     Attributes:
-        optimizer: of kfac-jax. It compiles by itself: ``step`` must not be jitted.
+        optimizer: of kfac-jax. It compiles itself: ``step`` must not be jitted.
         shape: of one input.
         stepsize: the learning rate, fixed.
         momentum: of the heavy ball, fixed.
@@ -40,7 +40,7 @@ class KFAC:
 
     def init(self, params: PyTree[Array], stats: PyTree[Array] = ()) -> PyTree[Array]:
         """The state of kfac-jax: a pytree of arrays."""
-        # Only the shapes are looked at, and batches of another size are traced again.
+        # Only the shapes matter, and batches of another size are traced again.
         batch = (jnp.zeros((2, *self.shape), jnp.float32), jnp.zeros(2, jnp.int32))
         return self.optimizer.init(params, jax.random.key(self.seed), batch)
 
@@ -65,9 +65,9 @@ class KFAC:
                 f"kfac with targets of dtype {targets.dtype}: it takes integer labels only; "
                 "choose another method for this task"
             )
-        # From the state, so that a run that is resumed draws what it would have drawn.
+        # Derived from the state, so that a resumed run draws the same vectors.
         key = jax.random.fold_in(jax.random.key(self.seed), state.step_counter)
-        # kfac-jax donates its arguments, and those of a pure function must stay alive.
+        # kfac-jax donates its arguments; a pure function must not.
         params, state = jax.tree.map(jnp.copy, (params, state))
         params, state, info = self.optimizer.step(
             params,
@@ -93,9 +93,9 @@ def kfac(
 ) -> KFAC:
     """KFAC with fixed stepsize, momentum and damping, as in the paper's Appendix F.
 
-    All else is as kfac-jax has it, but for the burn-in, which would take batches beyond those of
-    the other methods: the curvature is averaged from the first step on, its factors are inverted
-    in every fifth.
+    All else is the default of kfac-jax, except for the burn-in, which would use more batches than
+    the other methods: the curvature is averaged from the first step on, and its factors are
+    inverted every fifth step.
 
     Args:
         network: one without statistics.
@@ -145,7 +145,7 @@ def kfac(
 
 
 def _kfac_jax() -> Any:
-    """The package, if it is there and works with this JAX."""
+    """The package, if it is installed and works with this JAX."""
     try:
         package = importlib.import_module("kfac_jax")
     except ImportError as error:
@@ -156,7 +156,7 @@ def _kfac_jax() -> Any:
 
 
 def _convolution_block(kfac_jax: Any) -> Any:
-    """The blocks of kfac-jax for convolutions, with a faster way to their curvature."""
+    """The blocks of kfac-jax for convolutions, with a faster computation of their curvature."""
     block = kfac_jax.Conv2DTwoKroneckerFactored
     return type("ConvolutionBlock", (block,), {"compute_inputs_stats": _compute_inputs_stats})
 
@@ -172,7 +172,7 @@ def _compute_inputs_stats(block: Any, inputs: Images, weighting_array: None = No
     if block.num_locations != height * width:
         raise UsageError(
             "kfac for a convolution that changes the size of its images: it takes those that keep "
-            "it, as in convnet and cnn; choose another method"
+            "the size, as in convnet and cnn; choose another method"
         )
     reach = (size // 2, size // 2)
     x = jnp.pad(inputs, [(0, 0), reach, reach, (0, 0)])

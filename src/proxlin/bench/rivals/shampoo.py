@@ -1,6 +1,6 @@
 r"""Shampoo (Gupta, Koren and Singer, 2018), which Optax does not have.
 
-Our own, because optax-shampoo, the package on PyPI, calls functions that JAX has removed.
+Our own version, because optax-shampoo, the package on PyPI, calls functions that JAX has removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Int, PyTree
 
 from proxlin.bench.errors import UsageError
-from proxlin.extend import inverse_roots, precondition, second_moments
+from proxlin.extend import apply_roots, inverse_roots, second_moments
 
 
 class ShampooState(NamedTuple):
@@ -24,7 +24,7 @@ class ShampooState(NamedTuple):
         moments: for each matrix, the blocks of :math:`L` and :math:`R`; for each vector, its
             squares.
         roots: for each matrix, :math:`L^{-1/4}` and :math:`R^{-1/4}` as they were last computed.
-            Those of vectors are cheap and computed anew at each step.
+            Those of vectors are cheap and recomputed at each step.
     """
 
     taken: Int[Array, ""]
@@ -49,16 +49,16 @@ def shampoo(
         U = L^{-1/4} G R^{-1/4}
 
     for each gradient :math:`G` as a matrix, whose columns are the outputs of a layer: kernels of
-    convolutions have as many rows as pixels times inputs. Of :math:`L` and :math:`R` diagonal
-    blocks are kept. Vectors, such as biases, get AdaGrad: their :math:`L^{-1/2}` with :math:`L`
+    convolutions have as many rows as pixels times inputs. Only diagonal blocks of :math:`L` and
+    :math:`R` are kept. Vectors, such as biases, get AdaGrad: their :math:`L^{-1/2}` with :math:`L`
     reduced to its diagonal.
 
     Args:
         stepsize: the step along the preconditioned gradients.
-        momentum: of the heavy ball that they are added to.
-        block_size: the most rows of a block.
+        momentum: of the heavy ball.
+        block_size: the maximum number of rows of a block.
         root_every: how many steps the roots are kept.
-        decay: of an exponential moving average in the place of the sums; None for sums.
+        decay: of an exponential moving average instead of the sums; None for sums.
         epsilon: what is added to :math:`L` and :math:`R`, relative to their norms.
         graft: whether :math:`U` gets the norm of :math:`G`, so that stepsizes are those of SGD.
 
@@ -122,7 +122,7 @@ def _scale_by_shampoo(
 
         def preconditioned(g: Array, moments: Any, roots: Any) -> Array:
             now = roots if g.ndim > 1 else inverse_roots(g, moments, 4, epsilon)
-            u = precondition(g, now, block_size)
+            u = apply_roots(g, now, block_size)
             return _with_norm_of(g, u) if graft else u
 
         updates = jax.tree.map(preconditioned, grads, mean, roots)

@@ -117,7 +117,7 @@ def _scale_by_soap(
             leaf = _averaged(matrix, leaf, b1, b2, first)
             update = _rotate(_adam(leaf, b1, b2, epsilon, taken), leaf.sides, back=True)
             update = jnp.where(first, jnp.zeros_like(update), update)
-            # As the authors do, the basis is refreshed after the update, for the steps to come.
+            # As in the authors' code, the basis is refreshed after the update, for later steps.
             leaf = jax.lax.cond(fresh, lambda: _refreshed(leaf, first), lambda: leaf)
             return update.reshape(g.shape), leaf
 
@@ -139,7 +139,7 @@ def _start(w: Matrix, rotated: bool, max_size: int) -> Leaf:
 
 
 def _averaged(g: Matrix, leaf: Leaf, b1: float, b2: float, first: Array) -> Leaf:
-    """The averages after a gradient; the first one is seen by the factors alone."""
+    """The averages after a gradient; the first gradient updates the factors only."""
     rows, columns = (
         side and side._replace(moment=b2 * side.moment + (1 - b2) * outer)
         for side, outer in zip(leaf.sides, (g @ g.T, g.T @ g), strict=True)
@@ -156,7 +156,7 @@ def _averaged(g: Matrix, leaf: Leaf, b1: float, b2: float, first: Array) -> Leaf
 def _adam(leaf: Leaf, b1: float, b2: float, epsilon: float, taken: Array) -> Matrix:
     """Adam's update in the basis; the mean is kept outside of it, as bases change."""
     dtype = leaf.mean.dtype
-    # The first step did not count.
+    # The first step does not count.
     weight = lambda decay: 1 - jnp.asarray(decay, dtype) ** jnp.maximum(taken, 1).astype(dtype)
     mean = _rotate(leaf.mean, leaf.sides) / weight(b1)
     return mean / (jnp.sqrt(leaf.square / weight(b2)) + epsilon)
@@ -172,13 +172,13 @@ def _rotate(x: Matrix, sides: tuple[Side | None, Side | None], *, back: bool = F
 
 
 def _refreshed(leaf: Leaf, first: Array) -> Leaf:
-    """The leaf with new bases; squares follow their eigenvectors where the order changes."""
+    """The leaf with new bases; squares follow their eigenvectors if the order changes."""
     square, sides = leaf.square, list(leaf.sides)
     for axis, side in enumerate(leaf.sides):
         if side is None:
             continue
         order = jnp.argsort(-jnp.diagonal(side.basis.T @ side.moment @ side.basis))
-        # The first basis has no squares yet that could follow it.
+        # At the first basis there are no squares yet to reorder.
         square = jnp.where(first, square, jnp.take(square, order, axis=axis))
         basis = jax.lax.cond(
             first,
