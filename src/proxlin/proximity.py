@@ -11,6 +11,7 @@ this file, and nowhere else in a formula. If the metric does not change, momentu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -177,10 +178,13 @@ class Proximity:
         r""":math:`\|d\|_P^2 / \gamma`."""
         return dot(d, d) / self.gamma
 
-    def slope_along(self, d: Vector, eta: Scalar) -> Scalar:
-        r""":math:`\tfrac{d}{d \eta}\, r(\eta d)`, without a regularizer."""
-        slope = eta * self.square(d)
-        return slope if self.last is None else slope - self.last_weight * dot(self.last, plain(d))
+    def slope_along(self, d: Vector) -> Callable[[Scalar], Scalar]:
+        r"""The derivative of :math:`r(\eta d)` in :math:`\eta`, without a regularizer."""
+        square = self.square(d)
+        if self.last is None:
+            return lambda eta: eta * square
+        momentum = self.last_weight * dot(self.last, plain(d))
+        return lambda eta: eta * square - momentum
 
     def value(self, d: Vector) -> Scalar:
         r""":math:`r(d)`."""

@@ -195,14 +195,15 @@ def _descending(
     model: ConvexModel, proximity: Proximity, solved: Subsolution
 ) -> tuple[Proximity, Subsolution]:
     """The same, or without momentum and inner steps if momentum has made ``d`` ascend."""
-    ascends = dot(plain(solved.d), model.grad) <= 0
+    slope = dot(plain(solved.d), model.grad)
+    ascends = slope <= 0
     d = jax.lax.cond(
         ascends,
         lambda: proximity.conjugate_grad(proximity.precondition(model.grad)),
         lambda: solved.d,
     )
-    replaced = ascends & (dot(plain(solved.d), plain(solved.d)) > 0)  # not at a critical point
-    inexact = replaced & (solved.cost.status == Status.OK)
+    # At a critical point the slope is zero, and nothing was replaced.
+    inexact = (slope < 0) & (solved.cost.status == Status.OK)
     # A prediction that came for free would belong to the other direction.
     cost = solved.cost.with_status(Status.INEXACT, where=inexact)
     return proximity.without_momentum(ascends), solved._replace(d=d, predicted=None, cost=cost)
