@@ -155,7 +155,8 @@ def test_grouping(name):
     parts = [tasks, *([] if name == "batch-size" else [batches]), *([values] if values else [])]
     assert [panel.key for panel in panels] == list(itertools.product(*parts))
     for panel in panels:
-        assert [curve.key for curve in panel.curves] == ([(c,) for c in curves] or [()])
+        keys: list[tuple[object, ...]] = [(c,) for c in curves]
+        assert [curve.key for curve in panel.curves] == (keys or [()])
         assert all(len(setting.runs) == 2 for setting in panel.settings)
     together = [r for panel in panels for setting in panel.settings for r in setting.runs]
     assert sorted(r.folder for r in together) == sorted(r.folder for r in runs if spec.matches(r))

@@ -160,7 +160,7 @@ def test_residual_network(train):
     params, stats = jax.jit(network.init)(jax.random.key(0))
     params, stats = randomized(params, 1), randomized(stats, 2)
     x = inputs_of((64, 66, 2), m=3)
-    want, after = residual_reference(*doubles((params, x, stats)), train)
+    want, after = residual_reference(*doubles((params, x, stats)), train=train)
     if train:
         check_close(jax.jit(network.apply)(params, x, stats), (want, after))
     else:

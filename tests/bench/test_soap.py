@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from proxlin.bench.rivals.soap import soap
 
 # Square ones: one gradient says nothing of a part of the longer side, whose basis is arbitrary.
 SHAPES = {"dense": (5, 5), "bias": (5,), "kernel": (2, 1, 3, 6), "scale": ()}
-OPTIONS = {"b1": 0.9, "b2": 0.8, "epsilon": 1e-8}
+OPTIONS: dict[str, Any] = {"b1": 0.9, "b2": 0.8, "epsilon": 1e-8}
 
 
 def gradients(steps, shapes=SHAPES):

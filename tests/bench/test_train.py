@@ -320,16 +320,16 @@ def fake(step):
 
 
 def report(value=1.0, rejected=False, finite=True):
-    nan, none = np.float32(np.nan), np.int32(0)
+    nan, none = jnp.float32(np.nan), jnp.int32(0)
     return Report(
-        value=np.float32(value),
+        value=jnp.float32(value),
         jvps=none,
         vjps=none,
         eta=nan,
         gamma=nan,
         residual=nan,
-        rejected=np.bool_(rejected),
-        finite=np.bool_(finite),
+        rejected=jnp.bool_(rejected),
+        finite=jnp.bool_(finite),
     )
 
 
