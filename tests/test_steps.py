@@ -585,7 +585,7 @@ def test_trust_region_carries_gamma_from_step_to_step():
         (lambda: proxlin.Armijo(beta=1.0), r"Armijo\(beta=1.0\): give a number between 0 and 1"),
         (lambda: proxlin.Armijo(beta=0.0), r"Armijo\(beta=0.0\): give a number between 0 and 1"),
         (lambda: proxlin.Armijo(shrink=1.5), r"Armijo\(shrink=1.5\): give a number between"),
-        (lambda: proxlin.Armijo(max_backtracks=-1), r"max_backtracks=-1\): give an integer of at least"),
+        (lambda: proxlin.Armijo(max_backtracks=-1), r"max_backtracks=-1\): give an integer"),
         (lambda: proxlin.ModelStep(gamma=0), r"ModelStep\(gamma=0\): give a positive number"),
         (lambda: proxlin.TrustRegion(gamma=0.0), r"TrustRegion\(gamma=0.0\): give a positive"),
         (lambda: proxlin.TrustRegion(low=0.8), r"needs low <= high"),
