@@ -50,7 +50,9 @@ def load(checkout: pathlib.Path) -> ModuleType:
         if checkout.resolve() not in found.parents:
             raise SystemExit(f"{checkout} is not a checkout of proxlin: found {found}")
         # What is imported late must come from this checkout too.
-        module.commit = importlib.import_module("proxlin.bench.environment").environment()
+        about = importlib.import_module("proxlin.bench.environment").environment()
+        # The record has the commits of both; where the other lies is nobody's business.
+        module.about = {**about, "command": "python benchmarks/versions.py OTHER_CHECKOUT"}
     finally:
         sys.path.pop(0)
     return module
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "versions.json")
     options = parser.parse_args()
     versions = [load(HERE.parent), load(options.other)]
-    environments = [version.commit for version in versions]
+    environments = [version.about for version in versions]
     rows = measure(versions, options.batch, options.repeats, options.compilations)
     record = {"environments": environments, "rows": rows}
     options.output.write_text(json.dumps(record, indent=1) + "\n")

@@ -19,13 +19,7 @@ LABELS = jnp.array([0, 2, 1, 1])
 PARAMS = {"w": jnp.asarray(RNG.normal(size=(4, 3))), "b": jnp.asarray(RNG.normal(size=3))}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Compilation is most of the time that these tests take, and little is computed."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def pseudo_huber(f, y):

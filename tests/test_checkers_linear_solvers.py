@@ -16,14 +16,7 @@ from proxlin.extend import LinearSolver, add_scaled, count, plain, scale
 from proxlin.testing import check_linear_solver
 from tests import cases
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Compilation is most of the time that these tests take, and little is computed."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 SOLVERS = [

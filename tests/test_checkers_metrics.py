@@ -17,13 +17,7 @@ from proxlin.testing import check_metric
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Compilation is most of the time that these tests take, and little is computed."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 METRICS = [

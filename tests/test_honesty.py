@@ -552,3 +552,31 @@ def test_the_hunt_finds_what_is_wrong(monkeypatch):
     wrong = [case for case in hunt.hunt(12, seed=6, per_config=4) if case[2]]
     hunt.compiled.cache_clear()
     assert len(wrong) > 6
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", [0, 1], ids=["gradient", "no gradient"])
+@pytest.mark.parametrize("part", ["vector", "covector"])
+def test_one_entry_that_is_not_finite(bad, where, part):
+    """In the direction or its image under the metric, also where the gradient is zero."""
+
+    class Broken(proxlin.extend.Subproblem):
+        def solve(self, model, proximity, solver=None):
+            solved = proxlin.dual_quadratic.solve(model, proximity, solver)
+            d = solved.d._replace(**{part: getattr(solved.d, part).at[where].set(bad)})
+            return solved._replace(d=d)
+
+    opt = proxlin.prox_linear(
+        lambda w, x: x @ w,
+        proxlin.Squared(),
+        step=proxlin.Fixed(),
+        subproblem=Broken(),
+        metric=proxlin.Diagonal(),
+        # which would replace a direction that leads uphill, but keeps the covector for later
+        momentum=0.5 if part == "covector" else 0.0,
+    )
+    w, x, y = jnp.ones((2, 1)), jnp.array([[1.0, 0.0]]), jnp.zeros((1, 1))
+    updates, state = jax.jit(opt.update)(None, opt.init(w), w, inputs=x, targets=y)
+    assert state.info.status == Status.NON_FINITE
+    assert int(state.rejected) == 1 and not np.any(updates)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.proximity.momentum))

@@ -526,8 +526,7 @@ def test_numpy_integers_are_integers():
 
 def test_a_step_rule_without_gamma_is_told_what_it_lacks():
     class Bare(proxlin.extend.StepRule):
-        def step(self, direction, steps, state=()):
-            raise NotImplementedError
+        step = proxlin.Fixed.step
 
     with pytest.raises(TypeError, match=r"has no gamma; add the field gamma: float = 1\.0"):
         proxlin.prox_linear(lambda w, x: x @ w, proxlin.Squared(), step=Bare())

@@ -212,23 +212,27 @@ def test_of_two_runs_that_were_stopped_the_longer_one_counts():
 
 
 @pytest.fixture
-def raced(tmp_path, monkeypatch):
+def rows_file(tmp_path):
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.fixture
+def raced(rows_file, monkeypatch):
     """A small race: two settings of Adam, of which one is hopeless, and one of ours."""
     settings = [{"stepsize": 1e-2}, {"stepsize": 1e-9}]
     monkeypatch.setattr(bench, "GRIDS", {"adam": settings})
-    path, task = tmp_path / "rows.jsonl", tasks.load("digits-mlp")
+    task = tasks.load("digits-mlp")
     patient = ACCURACY._replace(epochs=10_000)  # time is up before, however slow the machine
 
     def race(seeds):
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            bench.race(patient, ["model-step", "adam"], seeds, path, task)
-        return [json.loads(x) for x in path.read_text().splitlines()]
+            bench.race(patient, ["model-step", "adam"], seeds, rows_file, task)
+        return [json.loads(x) for x in rows_file.read_text().splitlines()]
 
-    race.path = path  # type: ignore[attr-defined]
     return race
 
 
-def test_a_race(raced):
+def test_a_race(raced, rows_file):
     rows = raced(seeds=[0, 1])
     asked = [(r["method"], r["options"].get("stepsize"), r["seed"], r["targets"]) for r in rows]
     assert asked == [
@@ -254,8 +258,8 @@ def test_a_race(raced):
     assert all(a == b for a, b in zip(same(rows[0]), same(rows[3]), strict=False))
 
     # What is there is not run again, and a line that a kill has torn is.
-    whole = raced.path.read_text()
-    raced.path.write_text(whole[:-20])
+    whole = rows_file.read_text()
+    rows_file.write_text(whole[:-20])
     again = raced(seeds=[0, 1])
     assert again[:-1] == rows[:-1] and same(again[-1])[0] == same(rows[-1])[0]
     assert len(raced(seeds=[0, 1])) == len(rows)

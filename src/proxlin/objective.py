@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ class Objective:
         if isinstance(model, Term):
             raise TypeError("one Term alone is not an objective; write Sum(term), or model, loss")
         if not isinstance(model, Sum):
-            term = Term(model=model, loss=loss)  # type: ignore[arg-type]  # which it checks
+            term = Term(model=model, loss=cast(Loss, loss))  # which rejects None
             return cls(terms=(term,), is_sum=False, has_aux=has_aux, chunk_size=chunk_size)
         if loss is not None:
             raise TypeError(

@@ -76,7 +76,8 @@ class Proximity:
         regularizer: :math:`\rho`.
         inverse: :math:`P^{-1}`; None for the identity.
         last: :math:`P_{\text{last}} d_{\text{last}}`; None without momentum.
-        last_weight: :math:`\mu / \gamma`, or zero where momentum is dropped.
+        last_weight: :math:`\mu / \gamma`.
+        dropped: whether momentum is left out after all, because it led uphill.
 
     With a metric or momentum there is no regularizer: its prox would have to be in the metric.
     """
@@ -87,6 +88,7 @@ class Proximity:
     inverse: Inverse | None = None
     last: Params | None = None
     last_weight: Scalar | float = 0.0
+    dropped: Bool[Array, ""] | bool = False
 
     @classmethod
     def of(
@@ -131,7 +133,7 @@ class Proximity:
     @property
     def momentum(self) -> Params | None:
         r""":math:`s`, the momentum of the linear term; None without momentum."""
-        return None if self.last is None else scale(self.last_weight, self.last)
+        return None if self.last is None else scale(self._weight, self.last)
 
     @property
     def has_momentum(self) -> bool:
@@ -168,7 +170,7 @@ class Proximity:
 
     def linear_term(self, grad: Params) -> Params:
         r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
-        return _linear_term(grad, self.last, self.last_weight)
+        return _linear_term(grad, self.last, self._weight)
 
     def precondition(self, y: Params) -> Vector:
         r""":math:`P^{-1} y`, a vector of the space with the metric."""
@@ -183,14 +185,14 @@ class Proximity:
         square = self.square(d)
         if self.last is None:
             return lambda eta: eta * square
-        momentum = self.last_weight * dot(self.last, plain(d))
+        momentum = self._weight * dot(self.last, plain(d))
         return lambda eta: eta * square - momentum
 
     def value(self, d: Vector) -> Scalar:
         r""":math:`r(d)`."""
         square = dot(d, d) / (2 * self.gamma)
         if self.last is not None:
-            square = square - self.last_weight * dot(self.last, plain(d))
+            square = square - self._weight * dot(self.last, plain(d))
         return square + self.regularizer.value(add_scaled(self.params, -1, plain(d)))
 
     @property
@@ -247,13 +249,15 @@ class Proximity:
         r"""The slope of ``d``, relative to that of the gradient step :math:`\gamma P^{-1} y`.
 
         :math:`\langle d, y \rangle / (\gamma \langle y, P^{-1} y \rangle)` for the linear term
-        :math:`y`: one if curvature has no effect, and less the more effect it has.
+        :math:`y`: one if curvature has no effect, and less the more effect it has. Where momentum
+        is dropped, ``d`` is that step.
         """
-        term = self.precondition(self.linear_term(grad))
+        # The term that the subproblem was solved with: its product with P^-1 is there already.
+        term = self.precondition(_linear_term(grad, self.last, self.last_weight))
         whole = self.gamma * dot(term, term)
         vanishes = whole == 0
         kept = dot(plain(d), covector(term)) / jnp.where(vanishes, 1, whole)
-        return jnp.where(vanishes, 1, kept)
+        return jnp.where(vanishes | self.dropped, 1, kept)
 
     def descends(self, d: Vector, slope: Scalar) -> Bool[Array, ""]:
         """Whether the objective, linearized except for its regularizer, does not rise along d."""
@@ -263,8 +267,11 @@ class Proximity:
 
     def without_momentum(self, where: Bool[Array, ""]) -> Proximity:
         """The term without momentum if the condition holds."""
-        weight = jnp.where(where, jnp.zeros_like(self.gamma), self.last_weight)
-        return dataclasses.replace(self, last_weight=weight)
+        return dataclasses.replace(self, dropped=where)
+
+    @property
+    def _weight(self) -> Scalar:
+        return jnp.where(self.dropped, jnp.zeros_like(self.gamma), self.last_weight)
 
 
 def _linear_term(grad: Params, last: Params | None, weight: Scalar | float) -> Params:

@@ -19,6 +19,7 @@ from proxlin.algebra import (
     all_finite,
     cast,
     count,
+    covector,
     dot,
     plain,
     select,
@@ -220,7 +221,10 @@ def _usable(
 
     If it is not usable, its direction becomes zero.
     """
-    finite = jnp.isfinite(value) & jnp.isfinite(slope) & all_finite(solved.d)
+    # An entry of d that is not finite makes the slope so, even against a zero of the gradient.
+    finite = jnp.isfinite(value) & jnp.isfinite(slope)
+    if isinstance(solved.d, MetricVector):
+        finite &= all_finite(covector(solved.d))
     bad = solved.cost.status == Status.BAD_VALUE
     ascends = ~proximity.descends(solved.d, slope) & ~bad
     cost = solved.cost.plus(vjps=1)

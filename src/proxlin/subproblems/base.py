@@ -41,6 +41,7 @@ class Subsolution(NamedTuple):
     dual: Scalar | None = None
 
 
+@dataclasses.dataclass(frozen=True)
 class Subproblem(abc.ABC):
     """A convex problem whose solution is a direction; a frozen dataclass.
 
@@ -113,7 +114,7 @@ class Subproblem(abc.ABC):
 
     def __call__(self, **options: Any) -> Any:
         """The same with other options; keeps ``functools.partial`` of it working."""
-        return dataclasses.replace(self, **options)  # type: ignore[type-var]
+        return dataclasses.replace(self, **options)
 
 
 def as_subproblem(given: Any) -> Subproblem:
