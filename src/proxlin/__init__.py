@@ -18,6 +18,7 @@ from proxlin.metrics import Diagonal as Diagonal
 from proxlin.metrics import Euclidean as Euclidean
 from proxlin.metrics import Kronecker as Kronecker
 from proxlin.metrics import Metric as Metric
+from proxlin.objective import Share as Share
 from proxlin.objective import Sum as Sum
 from proxlin.objective import Term as Term
 from proxlin.optimizer import ProxLinearState as ProxLinearState
@@ -25,6 +26,7 @@ from proxlin.optimizer import StepInfo as StepInfo
 from proxlin.optimizer import armijo_spl as armijo_spl
 from proxlin.optimizer import auto as auto
 from proxlin.optimizer import direction_as_gradient as direction_as_gradient
+from proxlin.optimizer import eval_params as eval_params
 from proxlin.optimizer import prox_linear as prox_linear
 from proxlin.optimizer import spl as spl
 from proxlin.regularizers import L1 as L1

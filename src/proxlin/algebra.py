@@ -37,14 +37,31 @@ class MetricVector(NamedTuple):
     vector: Params
 
 
+class Image(NamedTuple):
+    r"""A product :math:`B^\top J d`, together with the change :math:`J d` of the outputs.
+
+    Its inner product is that of the first part. A solver that combines such images has the change
+    of the outputs along its solution, without a product.
+
+    Attributes:
+        root: :math:`B^\top J d`.
+        change: :math:`J d`.
+    """
+
+    root: Any
+    change: Any
+
+
 def plain(x: Vector) -> Params:
-    """The vector itself, without its image under a metric."""
+    """The vector itself, without its image under a metric or the change of the outputs."""
+    if isinstance(x, Image):
+        return x.root
     return x.vector if isinstance(x, MetricVector) else x
 
 
 def covector(x: Vector) -> Params:
     r""":math:`P x`, which is :math:`x` without a metric."""
-    return x.covector if isinstance(x, MetricVector) else x
+    return x.covector if isinstance(x, MetricVector) else plain(x)
 
 
 def scale(factor: Any, x: Vector) -> Vector:

@@ -15,15 +15,48 @@ from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, PyTree
 
-from proxlin.algebra import Params, Scalar, algebra_dtype
+from proxlin.algebra import Number, Params, Scalar, algebra_dtype, dot
 from proxlin.batch import Batch, check_inputs, make_batch
+from proxlin.checks import check_integer
 from proxlin.linearize import Linearization, Model, check_outputs, evaluate, linearize
 from proxlin.losses import Loss
 
-# A number of examples, or a function that computes it from the size of the batch.
-Size: TypeAlias = int | Callable[[int], int]
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A share of a batch, counted in outputs: those of all places of all its examples.
+
+    Whole examples are taken, as few as have that many outputs; an output is a vector of length k.
+
+    Attributes:
+        fraction: of the outputs of the batch.
+        least: the least number of outputs, if the batch has as many.
+
+    Example:
+        >>> share = Share(1 / 8, least=32)
+        >>> share.examples(256, 1), share.examples(100, 1), share.examples(16, 128)
+        (32, 32, 2)
+    """
+
+    fraction: float = 1 / 8
+    least: int = 32
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"{self}: fraction must lie between 0 and 1")
+        check_integer(self, "least", least=1)
+
+    def examples(self, m: int, places: int) -> int:
+        """The number of examples, of ``m`` with outputs at so many places each."""
+        wanted = max(self.least, math.floor(self.fraction * m * places))
+        return min(m, -(-wanted // places))
+
+
+# A number of examples, a function that computes it from the size of the batch, or a share of it.
+Size: TypeAlias = int | Callable[[int], int] | Share
 # A vector of output space: one array (m, ..., k) for each term.
 TermOutputs: TypeAlias = tuple[Float[Array, "..."], ...]
 
@@ -104,6 +137,37 @@ class Sum:
 
 
 @dataclasses.dataclass(frozen=True)
+class Decay:
+    r"""Weight decay, :math:`\tfrac{\lambda}{2} \|w\|^2` as part of the objective.
+
+    Its meaning does not depend on gamma, the metric or the length of steps: they change how fast
+    the minimum is reached, not where it is. Its gradient and its curvature along the direction are
+    exact; the subproblem leaves its curvature out, which is small beside the proximity term.
+
+    Attributes:
+        rate: :math:`\lambda`.
+        mask: which leaves decay: a tree of booleans, a prefix of that of the parameters, or a
+            function that makes one of the parameters; None for all.
+    """
+
+    rate: Number
+    mask: Any = None
+
+    def apply(self, x: Params, params: Params) -> Params:
+        r""":math:`\lambda x` where parameters decay, zero elsewhere."""
+        mask = self.mask(params) if callable(self.mask) else self.mask
+        whole = jax.tree.map(lambda leaf: jnp.asarray(self.rate, leaf.dtype) * leaf, x)
+        if mask is None:
+            return whole
+        choose = lambda decays, own: own if decays else optax.tree.zeros_like(own)
+        return jax.tree.map(choose, mask, whole)
+
+    def value(self, params: Params) -> Scalar:
+        r""":math:`\tfrac{\lambda}{2} \|w\|^2`."""
+        return 0.5 * dot(params, self.apply(params, params))
+
+
+@dataclasses.dataclass(frozen=True)
 class Objective:
     r"""What is minimized, :math:`h(w) = \sum_t \sum_i \omega_{t,i}\, \ell_{t,i}(f_{t,i}(w))`.
 
@@ -112,12 +176,14 @@ class Objective:
         is_sum: whether users pass tuples with one entry for each term; if not, there is one term.
         has_aux: whether models return ``(outputs, aux)``.
         chunk_size: how many examples to linearize at once; all when None.
+        decay: the weight decay, which adds to it.
     """
 
     terms: tuple[Term, ...]
     is_sum: bool
     has_aux: bool = False
     chunk_size: int | None = None
+    decay: Decay | None = None
 
     @classmethod
     def of(
@@ -127,6 +193,7 @@ class Objective:
         *,
         has_aux: bool = False,
         chunk_size: int | None = None,
+        decay: Decay | None = None,
     ) -> Objective:
         """The objective that ``model`` and ``loss`` of a public function stand for.
 
@@ -137,12 +204,16 @@ class Objective:
             raise TypeError("one Term alone is not an objective; write Sum(term), or model, loss")
         if not isinstance(model, Sum):
             term = Term(model=model, loss=cast(Loss, loss))  # which rejects None
-            return cls(terms=(term,), is_sum=False, has_aux=has_aux, chunk_size=chunk_size)
+            return cls(
+                terms=(term,), is_sum=False, has_aux=has_aux, chunk_size=chunk_size, decay=decay
+            )
         if loss is not None:
             raise TypeError(
                 f"a Sum has the losses of its terms, but loss={loss!r} was given too; leave it out"
             )
-        return cls(terms=model.terms, is_sum=True, has_aux=has_aux, chunk_size=chunk_size)
+        return cls(
+            terms=model.terms, is_sum=True, has_aux=has_aux, chunk_size=chunk_size, decay=decay
+        )
 
     @property
     def losses(self) -> tuple[Loss, ...]:
@@ -261,7 +332,9 @@ class Objective:
 
     def _part(self, term: Term, batch: Batch, size: Size) -> Batch:
         m = len(batch.weights)
-        if callable(size):
+        if isinstance(size, Share):
+            size = size.examples(m, batch.weights.size // m)
+        elif callable(size):
             size = size(m)
         elif self.is_sum:
             size = min(size, m)

@@ -16,10 +16,11 @@ from proxlin.algebra import (
     Params,
     Scalar,
     Shapes,
+    Vector,
+    add_scaled,
     all_finite,
     cast,
     count,
-    covector,
     dot,
     plain,
     select,
@@ -32,7 +33,7 @@ from proxlin.direction.result import Direction
 from proxlin.linearize import Model, check_params
 from proxlin.losses import Loss
 from proxlin.metrics import Euclidean, Metric
-from proxlin.objective import Objective, Size, Sum
+from proxlin.objective import Decay, Objective, Share, Size, Sum, TermOutputs
 from proxlin.proximity import Proximity, ProximityState, check_momentum, has_momentum
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
@@ -64,6 +65,8 @@ class Oracle:
     has_aux: bool = False
     metric: Metric = Euclidean()  # noqa: RUF009
     momentum: Any = 0.0
+    weight_decay: Any = 0.0
+    mask: Any = None
 
     def __post_init__(self) -> None:
         objective = self.objective
@@ -78,9 +81,14 @@ class Oracle:
         self.subproblem.check(
             objective.losses, self.solver, self.regularizer, self.metric, self.momentum
         )
+        if self.objective.decay is not None and not self.subproblem.takes_metric:
+            raise TypeError(
+                f"weight_decay={self.weight_decay} with {self.subproblem}: use regularizer="
+                "SquaredL2(strength), which is the same, or subproblem=dual_quadratic"
+            )
         for name in ("curvature_size", "chunk_size"):
             size = getattr(self, name)
-            if callable(size) and name == "curvature_size":
+            if name == "curvature_size" and (callable(size) or isinstance(size, Share)):
                 continue
             if size is not None and (not isinstance(size, int) or size < 1):
                 raise ValueError(f"{name}={size!r}: give a positive integer, or None")
@@ -93,7 +101,23 @@ class Oracle:
     @functools.cached_property
     def objective(self) -> Objective:
         """What is minimized."""
-        return Objective.of(self.model, self.loss, has_aux=self.has_aux, chunk_size=self.chunk_size)
+        return Objective.of(
+            self.model,
+            self.loss,
+            has_aux=self.has_aux,
+            chunk_size=self.chunk_size,
+            decay=self._decay(),
+        )
+
+    def _decay(self) -> Decay | None:
+        require(
+            lambda rate: (rate >= 0) & jnp.isfinite(rate),
+            lambda rate: f"weight_decay={rate}: give a non-negative number",
+            jnp.asarray(self.weight_decay),
+        )
+        if not isinstance(self.weight_decay, jax.Array) and self.weight_decay == 0:
+            return None
+        return Decay(self.weight_decay, self.mask)
 
     def init(self, params: Shapes) -> ProximityState:
         """The state of the proximity term before the first step."""
@@ -170,12 +194,17 @@ class Oracle:
         linearizations = objective.linearize(params, batches, args)
         outputs = tuple(lin.outputs for lin in linearizations)
         value = objective.value(outputs, batches)
+        grad = vjp(linearizations, objective.output_grad(outputs, batches))
+        wide = cast(params, value.dtype)
+        if objective.decay is not None:
+            grad = add_scaled(grad, 1, objective.decay.apply(wide, params))
         model = ConvexModel(
             objective=objective,
             batches=part,
             linearizations=linearizations if whole else objective.linearize(params, part, args),
-            grad=vjp(linearizations, objective.output_grad(outputs, batches)),
-            whole=whole,
+            grad=grad,
+            params=wide,
+            whole=whole and objective.decay is None,
         )
         return value, objective.aux(linearizations), model
 
@@ -189,6 +218,8 @@ class Oracle:
     def _at(self, params: Params, batches: tuple[Batch, ...], args: tuple[Any, ...]) -> Scalar:
         """The objective, including the regularizer, at other parameters."""
         value = self.objective.value(self.objective.outputs(params, batches, args), batches)
+        if self.objective.decay is not None:
+            value += self.objective.decay.value(cast(params, value.dtype))
         return value + self.regularizer.value(params).astype(value.dtype)
 
 
@@ -198,16 +229,20 @@ def _descending(
     """The same, or without momentum and inner steps if momentum has made ``d`` ascend."""
     slope = dot(plain(solved.d), model.grad)
     ascends = slope <= 0
-    d = jax.lax.cond(
-        ascends,
-        lambda: proximity.conjugate_grad(proximity.precondition(model.grad)),
-        lambda: solved.d,
-    )
+    known = solved.change is not None
+
+    def gradient_step() -> tuple[Vector, TermOutputs | None]:
+        d = proximity.conjugate_grad(proximity.precondition(model.grad))
+        return d, model.jvp(plain(d)) if known else None
+
+    d, change = jax.lax.cond(ascends, gradient_step, lambda: (solved.d, solved.change))
     # At a critical point the slope is zero, and nothing was replaced.
     inexact = (slope < 0) & (solved.cost.status == Status.OK)
-    # A prediction that came for free would belong to the other direction.
     cost = solved.cost.with_status(Status.INEXACT, where=inexact)
-    return proximity.without_momentum(ascends), solved._replace(d=d, predicted=None, cost=cost)
+    cost = cost.plus(jvps=count(ascends & known))
+    # A prediction that came for free would belong to the other direction.
+    solved = solved._replace(d=d, change=change, predicted=None, cost=cost)
+    return proximity.without_momentum(ascends), solved
 
 
 def _usable(
@@ -224,7 +259,7 @@ def _usable(
     # An entry of d that is not finite makes the slope so, even against a zero of the gradient.
     finite = jnp.isfinite(value) & jnp.isfinite(slope)
     if isinstance(solved.d, MetricVector):
-        finite &= all_finite(covector(solved.d))
+        finite &= jnp.isfinite(dot(solved.d, solved.d))  # its image, too
     bad = solved.cost.status == Status.BAD_VALUE
     ascends = ~proximity.descends(solved.d, slope) & ~bad
     cost = solved.cost.plus(vjps=1)

@@ -24,7 +24,7 @@ class Info(NamedTuple):
         slope: :math:`\langle d, \nabla h \rangle`, positive for a descent direction :math:`-d`.
         predicted: the decrease that the subproblem promises: :math:`(h + \rho)(w)` minus the value
             of its model at :math:`d`; NaN where it costs a JVP and nothing asked for it.
-        penalty: :math:`\rho(w)`, the regularizer at the parameters.
+        penalty: :math:`\rho(w)`, the regularizer at the parameters, and weight decay.
         primal: the value of the convex subproblem at :math:`d`; NaN for the quadratic ones.
         dual: the value of its dual, a lower bound of the minimum; NaN for the quadratic ones.
         gap: the difference of the two, which bounds the error of the subproblem's solution.
@@ -88,6 +88,8 @@ class Direction:
         state: the state of the proximity term, not counting the step that is yet to be taken.
         objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
             and with the same ``args``; auxiliary outputs are discarded.
+        average: the average of the parameters before this step, in the dtype of the algebra; None
+            if none is kept.
     """
 
     value: Scalar
@@ -100,6 +102,7 @@ class Direction:
     sound: Bool[Array, ""]
     state: ProximityState
     objective: Callable[[Params], Scalar]
+    average: Params | None = None
 
     @property
     def d(self) -> Params:
@@ -129,7 +132,7 @@ class Direction:
             grad=cast_like(self.model.grad, self.params),
             slope=self.slope,
             predicted=self.predicted,
-            penalty=self.proximity.penalty,
+            penalty=self.penalty,
             primal=primal,
             dual=dual,
             gap=primal - dual,
@@ -145,7 +148,15 @@ class Direction:
     @property
     def total(self) -> Scalar:
         r""":math:`h + \rho` at the parameters."""
-        return self.value + self.proximity.penalty.astype(self.value.dtype)
+        return self.value + self.penalty
+
+    @property
+    def penalty(self) -> Scalar:
+        """The regularizer and weight decay at the parameters."""
+        penalty = self.proximity.penalty.astype(self.value.dtype)
+        if self.model.objective.decay is None:
+            return penalty
+        return penalty + self.model.objective.decay.value(self.proximity.params)
 
     @property
     def rounding(self) -> Scalar:
@@ -212,7 +223,9 @@ class Direction:
         return dot(self.model.grad, wide) + self.proximity.penalty_decrease(wide)
 
     def change(self) -> tuple[Direction, tuple[Array, ...]]:
-        r"""The direction with one more JVP in its cost, and that JVP, :math:`J d`."""
+        r"""The direction and :math:`J d`; one JVP unless the solver gave it for free."""
+        if self.solved.change is not None:
+            return self, self.solved.change
         return self.spend(jvps=1), self.model.jvp(plain(self.solved.d))
 
     def with_prediction(self) -> Direction:
@@ -220,7 +233,7 @@ class Direction:
         if self.solved.predicted is not None:
             return self
         spent, change = self.change()
-        curvature = self.model.curvature(change)
+        curvature = self.model.curvature(plain(self.solved.d), change)
         predicted = self.proximity.predicted(self.solved.d, self.model.grad, curvature)
         return dataclasses.replace(spent, solved=spent.solved._replace(predicted=predicted))
 

@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.algebra import Number, Params, Shapes, count
+from proxlin.algebra import Number, Params, Shapes
 from proxlin.checks import check_integer
 from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
+from proxlin.metrics.roots import inverse_roots_of
 
 Matrix = Float[Array, "rows columns"]
-Blocks = Float[Array, "blocks n columns"]
-_NEWTON_STEPS = 60  # each more than doubles small eigenvalues
+# How many gradients are averaged between two computations of the roots, if there are as many:
+# their second moments cost as much as a product with the metric.
+_MOMENTS_A_ROOT = 5
 
 
 class KroneckerState(NamedTuple):
@@ -92,28 +94,39 @@ class Kronecker(Metric):
         return KroneckerState(moments=moments, roots=moments, scales=scales)
 
     def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
-        """Averages the moments, and computes their roots once in ``every`` steps."""
+        """Averages the moments every few steps, and computes their roots once in ``every``."""
         grad = jax.tree.map(lambda g, s: g.astype(s.dtype), grad, state.scales)
-        decayed = lambda s, g: jnp.maximum(_largest(g), self.decay**0.5 * s)
-        scales = jax.tree.map(decayed, state.scales, grad)
+        pause = max(1, self.every // _MOMENTS_A_ROOT)
+        decay = self.decay**pause
+
+        def average() -> tuple[PyTree[Array], PyTree[Array]]:
+            return self._averaged(state.moments, state.scales, grad, decay)
+
+        moments, scales = jax.lax.cond(
+            taken % pause == 0, average, lambda: (state.moments, state.scales)
+        )
+
+        def roots() -> PyTree[Array]:
+            mean = unbiased(moments, decay, taken // pause)
+            return inverse_roots(grad, mean, self.root, self.epsilon)
+
+        latest = jax.lax.cond(taken % self.every == 0, roots, lambda: state.roots)
+        return KroneckerState(moments=moments, roots=latest, scales=scales)
+
+    def _averaged(
+        self, moments: PyTree[Array], scales: PyTree[Array], grad: Params, decay: Number
+    ) -> tuple[PyTree[Array], PyTree[Array]]:
+        """Moments with those of one more gradient, and their scales."""
+        largest = lambda s, g: jnp.maximum(_largest(g), decay**0.5 * s)
+        new_scales = jax.tree.map(largest, scales, grad)
 
         def average(g: Array, old: Any, before: Array, after: Array) -> Any:
             after = _or_one(after)
             new = second_moments(g / after, self.block_size)
-            fade = self.decay * (before / after) ** 2
-            return jax.tree.map(lambda a, b: fade * a + (1 - self.decay) * b, old, new)
+            fade = decay * (before / after) ** 2
+            return jax.tree.map(lambda a, b: fade * a + (1 - decay) * b, old, new)
 
-        moments = jax.tree.map(average, grad, state.moments, state.scales, scales)
-
-        def roots() -> PyTree[Array]:
-            return jax.tree.map(
-                lambda g, s: inverse_roots(g, s, self.root, self.epsilon),
-                grad,
-                unbiased(moments, self.decay, taken),
-            )
-
-        latest = jax.lax.cond(taken % self.every == 0, roots, lambda: state.roots)
-        return KroneckerState(moments=moments, roots=latest, scales=scales)
+        return jax.tree.map(average, grad, moments, scales, new_scales), new_scales
 
     def inverse(self, state: KroneckerState, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
         """Multiplies by the roots on both sides."""
@@ -121,7 +134,9 @@ class Kronecker(Metric):
             lambda x, own: jax.tree.map(lambda r: r.astype(x.dtype), own), linear_term, state.roots
         )
         apply = lambda x, own: apply_roots(x, own, self.block_size)
-        lengths = jax.tree.map(lambda x, own: _ratio(x, apply(x, own)), linear_term, roots)
+        unit = lambda x, scale: jnp.maximum(_or_one(scale).astype(x.dtype), _largest(x))
+        ratio = lambda x, own, scale: _ratio(x, apply(x, own), unit(x, scale))
+        lengths = jax.tree.map(ratio, linear_term, roots, state.scales)
         return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, roots, lengths)
 
 
@@ -130,15 +145,29 @@ def second_moments(g: Array, block_size: int) -> Any:
     if _is_vector(g):
         return g * g
     matrix = _matrix(g)
-    blocks = _split(matrix, block_size), _split(matrix.T, block_size)
-    return tuple(x @ x.swapaxes(-1, -2) for x in blocks)
+    rows, columns = _rows(matrix, block_size), _columns(matrix, block_size)
+    return rows @ rows.swapaxes(1, 2), columns.swapaxes(1, 2) @ columns
 
 
-def inverse_roots(g: Array, moments: Any, root: int, epsilon: Number) -> Any:
-    r""":math:`L^{-1/q}` and :math:`R^{-1/q}` for a matrix, :math:`v^{-2/q}` for a vector."""
-    if _is_vector(g):
-        return (moments + epsilon * _or_one(_largest(moments))) ** (-2 / root)
-    return tuple(_inverse_root(s, root, epsilon) for s in moments)
+def inverse_roots(g: PyTree[Array], moments: Any, root: int, epsilon: Number) -> Any:
+    r""":math:`L^{-1/q}` and :math:`R^{-1/q}` for each matrix, :math:`v^{-2/q}` for each vector.
+
+    Args:
+        g: a gradient, or a tree of them.
+        moments: what :func:`second_moments` makes of it.
+        root: :math:`q`.
+        epsilon: relative to the norm of each block, and to the largest entry of a vector.
+    """
+    factors: list[Array] = []
+    jax.tree.map(lambda x, own: None if _is_vector(x) else factors.extend(own), g, moments)
+    found = iter(inverse_roots_of(factors, root, epsilon))
+
+    def roots(x: Array, own: Any) -> Any:
+        if _is_vector(x):
+            return (own + epsilon * _or_one(_largest(own))) ** (-2 / root)
+        return next(found), next(found)
+
+    return jax.tree.map(roots, g, moments)
 
 
 def apply_roots(x: Array, roots: Any, block_size: int) -> Array:
@@ -146,46 +175,10 @@ def apply_roots(x: Array, roots: Any, block_size: int) -> Array:
     if _is_vector(x):
         return x * roots
     left, right = roots
-
-    def times(root: Float[Array, "blocks n n"], matrix: Matrix) -> Matrix:
-        product = root @ _split(matrix, block_size)
-        return product.reshape(-1, matrix.shape[1])[: matrix.shape[0]]
-
-    return times(right, times(left, _matrix(x)).T).T.reshape(x.shape)
-
-
-def _inverse_root(
-    matrices: Float[Array, "*blocks n n"], root: int, epsilon: Number
-) -> Float[Array, "*blocks n n"]:
-    r""":math:`(A / \|A\| + \epsilon I)^{-1/q} \|A\|^{-1/q}` by Newton's iteration.
-
-    .. math:: T = \tfrac{1}{q} \bigl((q + 1) I - M\bigr), \quad X \leftarrow X T, \quad
-        M \leftarrow T^q M
-
-    keeps :math:`X^q A = M` up to a constant and drives :math:`M` to the identity. An epsilon
-    below rounding is raised to it: eigenvalues of zero may come out negative, and then it diverges.
-    """
-    # Products only, no eigh: on CPUs two batched eigh at once deadlock if XLA has two threads, and
-    # OpenBLAS's threads compete with XLA's (https://github.com/jax-ml/jax/issues/39292).
-    dtype = matrices.dtype
-    epsilon = jnp.maximum(jnp.asarray(epsilon, dtype), 10 * jnp.finfo(dtype).eps)
-    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=dtype), matrices.shape)
-    norm = _or_one(jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True))
-    start = (root + 1) / (2 * (1 + epsilon))
-
-    def newton(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        x, m, steps = state
-        t = ((root + 1) * identity - m) / root
-        square = t @ t
-        return x @ t, (square if root == 2 else square @ square) @ m, steps + 1
-
-    far = lambda m: jnp.max(jnp.abs(m - identity)) > 10 * jnp.finfo(dtype).eps
-    x, _, _ = jax.lax.while_loop(
-        lambda state: far(state[1]) & (state[2] < _NEWTON_STEPS),
-        newton,
-        (start ** (1 / root) * identity, start * (matrices / norm + epsilon * identity), count(0)),
-    )
-    return x * norm ** (-1 / root)
+    matrix = _matrix(x)
+    product = (left @ _rows(matrix, block_size)).reshape(-1, matrix.shape[1])[: len(matrix)]
+    columns = (_columns(product, block_size) @ right).swapaxes(0, 1)
+    return columns.reshape(len(matrix), -1)[:, : matrix.shape[1]].reshape(x.shape)
 
 
 def _or_one(x: Array) -> Array:
@@ -202,25 +195,32 @@ def _largest(x: Array) -> Float[Array, ""]:
     return jnp.max(jnp.abs(x), initial=0)
 
 
-def _ratio(x: Array, y: Array) -> Float[Array, ""]:
+def _ratio(x: Array, y: Array, unit: Array) -> Float[Array, ""]:
     """The length of x over that of y, or one if y vanishes, without squares that overflow."""
-    scale = _largest(y)
-    vanishes = scale == 0
-    scale = jnp.where(vanishes, 1, scale)
-    length = jnp.linalg.norm((y / scale).ravel())
-    return jnp.where(
-        vanishes, 1, jnp.linalg.norm((x / scale).ravel()) / jnp.where(vanishes, 1, length)
-    )
+    lengths = [jnp.sqrt(jnp.sum((v / unit) ** 2)) for v in (x, y)]
+    return jnp.where(lengths[1] > 0, lengths[0] / _or_one(lengths[1]), 1)
 
 
 def _matrix(x: Array) -> Matrix:
     return x.reshape(-1, x.shape[-1])
 
 
-def _split(matrix: Matrix, block_size: int) -> Blocks:
+def _rows(matrix: Matrix, block_size: int) -> Float[Array, "blocks n columns"]:
     """The rows in blocks of equal size, padded with zeros."""
-    rows = matrix.shape[0]
-    blocks = -(-rows // block_size)
-    size = -(-rows // blocks)
-    padded = jnp.pad(matrix, [(0, blocks * size - rows), (0, 0)])
-    return padded.reshape(blocks, size, -1)
+    rows, columns = matrix.shape
+    blocks, size = _blocks(rows, block_size)
+    return jnp.pad(matrix, [(0, blocks * size - rows), (0, 0)]).reshape(blocks, size, columns)
+
+
+def _columns(matrix: Matrix, block_size: int) -> Float[Array, "blocks rows n"]:
+    """The columns in blocks of equal size, padded with zeros."""
+    rows, columns = matrix.shape
+    blocks, size = _blocks(columns, block_size)
+    padded = jnp.pad(matrix, [(0, 0), (0, blocks * size - columns)])
+    return padded.reshape(rows, blocks, size).swapaxes(0, 1)
+
+
+def _blocks(length: int, block_size: int) -> tuple[int, int]:
+    """How many blocks, and their size."""
+    blocks = -(-length // block_size)
+    return blocks, -(-length // blocks)

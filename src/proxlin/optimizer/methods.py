@@ -15,11 +15,11 @@ from proxlin.direction import Oracle
 from proxlin.linearize import Model
 from proxlin.losses import Loss
 from proxlin.metrics import Euclidean, Kronecker, Metric
-from proxlin.objective import Size, Sum
+from proxlin.objective import Share, Size, Sum
 from proxlin.optimizer.transformation import transformation
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, StepRule, StochasticTrustRegion
-from proxlin.subproblems import Subproblem, dual_quadratic
+from proxlin.subproblems import Subproblem, dual_quadratic, primal_quadratic
 
 
 def prox_linear(
@@ -34,6 +34,9 @@ def prox_linear(
     regularizer: Regularizer = Zero(),
     curvature_size: Size | None = None,
     chunk_size: int | None = None,
+    weight_decay: Number = 0.0,
+    mask: Any = None,
+    average: bool = False,
     has_aux: bool = False,
     init_aux: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -73,6 +76,12 @@ def prox_linear(
         regularizer: as in :func:`proxlin.value_and_direction`.
         curvature_size: as in :func:`proxlin.value_and_direction`.
         chunk_size: as in :func:`proxlin.value_and_direction`.
+        weight_decay: :math:`\lambda` of :math:`\tfrac{\lambda}{2} \|w\|^2`, which is added to the
+            objective. So it means the same for any gamma and metric; unlike the decay of AdamW
+            it is not a factor of each step.
+        mask: which parameters decay, as in ``optax.adamw``: a tree of booleans, or a function
+            that makes one of the parameters; None for all.
+        average: whether to keep an average of the parameters, for :func:`proxlin.eval_params`.
         has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: with ``has_aux``, the first ``state.aux``, of the structure the model returns.
 
@@ -108,9 +117,11 @@ def prox_linear(
         regularizer=regularizer,
         curvature_size=curvature_size,
         chunk_size=chunk_size,
+        weight_decay=weight_decay,
+        mask=mask,
         has_aux=has_aux,
     )
-    return transformation(oracle, step, optax.scale(-1.0), init_aux)
+    return transformation(oracle, step, optax.scale(-1.0), init_aux, average)
 
 
 def direction_as_gradient(
@@ -241,19 +252,24 @@ def auto(
     model: Model | Sum,
     loss: Loss | None = None,
     *,
+    steps: int | None = None,
+    weight_decay: Number = 0.0,
+    mask: Any = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
     init_aux: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Prox-linear steps with nothing to tune.
 
-    :func:`prox_linear` on the quadratic dual, with
+    :func:`prox_linear` on the quadratic primal, with
 
-    - curvature from an eighth of the batch, at least 32 examples, and two conjugate-gradient steps;
+    - curvature from an eighth of the outputs of the batch, at least 32, and two conjugate-gradient
+      steps;
     - the proximity term in a metric that is learned from gradients, :class:`proxlin.Kronecker`, and
       around 0.9 times the last step;
     - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
-      until curvature or the next batch shows that steps are long enough, and adapts from then on.
+      until curvature or the next batch shows that steps are long enough, and adapts from then on;
+    - an average of the parameters to evaluate with, :func:`proxlin.eval_params`.
 
     There is no learning rate, nor any other number to inject. Each piece is an option of
     :func:`prox_linear`.
@@ -261,6 +277,10 @@ def auto(
     Args:
         model: as in :func:`prox_linear`.
         loss: as in :func:`prox_linear`; it needs a Hessian factor.
+        steps: the number of steps of the training, if it is known: steps then shrink to nothing
+            over the second half of it.
+        weight_decay: as in :func:`prox_linear`.
+        mask: as in :func:`prox_linear`.
         chunk_size: as in :func:`proxlin.value_and_direction`.
         has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: as in :func:`prox_linear`.
@@ -286,11 +306,15 @@ def auto(
     return prox_linear(
         model,
         loss,
-        step=StochasticTrustRegion(),
+        step=StochasticTrustRegion(steps=steps),
         metric=Kronecker(),
         momentum=0.9,
-        curvature_size=lambda m: min(m, max(32, m // 8)),
+        subproblem=primal_quadratic,
+        curvature_size=Share(1 / 8, least=32),
         chunk_size=chunk_size,
+        weight_decay=weight_decay,
+        mask=mask,
+        average=True,
         has_aux=has_aux,
         init_aux=init_aux,
     )

@@ -2,6 +2,7 @@ r"""One step of training: a direction, a step along it, and the next state."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.algebra import Scalar, Shapes, all_finite, count
+from proxlin.algebra import Scalar, Shapes, all_finite, cast, count
+from proxlin.average import averaged, first_average
 from proxlin.deprecation import deprecated_fields
 from proxlin.direction import Oracle
 from proxlin.linearize import check_params
@@ -74,6 +76,8 @@ class ProxLinearState(NamedTuple):
         then: the state of the optimizer that gets the direction.
         proximity: the state of the proximity term: its metric and momentum.
         rule: the state of the step rule.
+        average: the average of the parameters that steps have left, see
+            :func:`proxlin.eval_params`; empty if none is kept.
     """
 
     taken: Int[Array, ""]
@@ -86,10 +90,15 @@ class ProxLinearState(NamedTuple):
     then: Any
     proximity: ProximityState
     rule: Any
+    average: Any = ()
 
 
 def transformation(
-    oracle: Oracle, rule: StepRule, then: optax.GradientTransformation, init_aux: Any
+    oracle: Oracle,
+    rule: StepRule,
+    then: optax.GradientTransformation,
+    init_aux: Any,
+    average: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Hands :math:`\eta d` to ``then``, and keeps everything unchanged if the step is rejected.
 
@@ -98,6 +107,7 @@ def transformation(
         rule: decides on a step along it.
         then: turns the step into updates, an Optax transformation.
         init_aux: the first ``state.aux``.
+        average: whether to keep an average of the parameters.
 
     Returns:
         An Optax transformation with a :class:`ProxLinearState`.
@@ -133,6 +143,7 @@ def transformation(
             then=then.init(params),
             proximity=oracle.init(params),
             rule=rule.init(params),
+            average=first_average(params) if average else (),
         )
         return jax.tree.map(_own, state)
 
@@ -154,6 +165,9 @@ def transformation(
             params, inputs, targets, args, gamma, weights, state.proximity, state.taken
         )
         _check_aux(state.aux, direction.aux)
+        if average:
+            wide = cast(state.average, direction.value.dtype)
+            direction = dataclasses.replace(direction, average=wide)
         step = rule.step(direction, state.taken, state.rule)
         taken = direction.usable & step.accepted & all_finite(step.displacement)
         eta = jnp.where(taken, step.eta, 0)
@@ -172,6 +186,9 @@ def transformation(
             then=kept(inner, state.then),
             proximity=kept(direction.next_state(step.eta), state.proximity),
             rule=kept(step.state, state.rule),
+            average=kept(averaged(state.average, params, state.taken), state.average)
+            if average
+            else (),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

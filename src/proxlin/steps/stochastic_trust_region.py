@@ -15,13 +15,17 @@ from proxlin.algebra import (
     Params,
     Scalar,
     Shapes,
+    add_scaled,
     algebra_dtype,
     cast,
     cast_like,
     count,
     dot,
+    plain,
     zeros_like,
 )
+from proxlin.average import weight_in_average
+from proxlin.checks import check_integer
 from proxlin.direction import Direction
 from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, known
 from proxlin.steps.searches import best_on_model
@@ -32,19 +36,37 @@ class SlopeState(NamedTuple):
 
     Attributes:
         displacement: the last one, :math:`s`.
-        curvature: its :math:`\langle s, G s \rangle`, on its own batch.
-        mean_curvature: the average of these curvatures.
-        mean_slope: the average of the slopes where steps ended, each on the following batch.
-        ratio: ``mean_slope`` over ``mean_curvature``.
+        last: the numbers of the last step.
+        mean: their averages, with the slopes where steps ended, each on the following batch.
+        ratio: the averaged slope at the end over the averaged curvature.
+        progress: the average slope from the average of the parameters to the current ones.
+        progress_square: the average of its square.
         starting: whether the ratio has not yet fallen to 0.1.
     """
 
     displacement: Params
-    curvature: Scalar
-    mean_curvature: Scalar
-    mean_slope: Scalar
+    last: Slopes
+    mean: Slopes
     ratio: Scalar
+    progress: Scalar
+    progress_square: Scalar
     starting: Bool[Array, ""]
+
+
+class Slopes(NamedTuple):
+    r"""Numbers of a step.
+
+    Attributes:
+        start: the slope at its start, on its own batch.
+        curvature: its :math:`\langle s, G s \rangle`, on its own batch.
+        end: the slope at its end, on the following batch.
+        shrink: the factor by which the length of training has shortened it.
+    """
+
+    start: Scalar
+    curvature: Scalar
+    end: Scalar
+    shrink: Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +86,19 @@ class StochasticTrustRegion(StepRule):
     cancels. Above ``target`` gamma grows, below it shrinks, by a factor of at most
     :math:`e^{\text{rate}}` a step.
 
-    The target is not zero, because the step with the largest immediate gain is too short for those
-    that follow: noise stays in directions of curvature, and is soon unlearned when gamma falls. Nor
-    is the slope at the start of a step, on its own batch, a good denominator: much may be noise.
+    On average a step lowers the objective by :math:`(\text{ratio} + \tfrac12) \langle s, G s
+    \rangle`. Where noise stops all progress the ratio is minus a half whatever gamma is. A target
+    above that makes gamma fall there, and fall as long as it takes to make progress again: as one
+    over the number of steps. The target is not zero, because the step with the largest immediate
+    gain is too short for those that follow.
+
+    A negative ratio does not always mean that steps are too long. Batches of one epoch share no
+    example, so that the next one is a little worse for every step, however short. Steps whose
+    curvature is less than a tenth of their slope are therefore judged by a longer memory, the
+    average :math:`\bar w` of the parameters: gamma grows where :math:`\langle \nabla h_S(w),
+    \bar w - w \rangle` is positive on average, because the objective still falls on the way from
+    there, and shrinks where it is negative; by a factor of :math:`e` at most in the time that the
+    average looks back. Without an average such steps leave gamma as it is.
 
     Gamma changes faster in two cases. At the start, until the ratio first falls to 0.1, it doubles
     while curvature has no effect on the subproblem (its solution keeps 97 % of the gradient step's
@@ -80,7 +112,10 @@ class StochasticTrustRegion(StepRule):
     slope promises :math:`h_S(w)` or more is tried first, with one forward pass; if the batch
     objective rises, the step is rejected and gamma halved.
 
-    Costs one JVP, and one copy of the parameters in memory.
+    If the number of steps is known, they shrink to nothing over the second half of them, linearly.
+    The ratio is that of the steps before they were shortened.
+
+    Costs one JVP, unless the solver gave it for free, and one copy of the parameters in memory.
 
     Attributes:
         gamma: the first gamma; better too small than too large.
@@ -90,15 +125,17 @@ class StochasticTrustRegion(StepRule):
         decay: of the averages.
         min_gamma: the least gamma.
         max_gamma: the largest gamma.
+        steps: the number of steps of the training; None if it is not known.
     """
 
     gamma: Number = 1e-2
-    target: Number = -0.75
+    target: Number = -0.25
     width: Number = 0.5
     rate: Number = 0.05
     decay: Number = 0.9
     min_gamma: Number = 1e-30
     max_gamma: Number = 1e30
+    steps: int | None = None
     composite: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -106,6 +143,8 @@ class StochasticTrustRegion(StepRule):
             raise TypeError(f"{type(self).__name__} adapts gamma itself: give a first number")
         check_positive(self, "gamma", "width", "rate", "min_gamma", "max_gamma")
         check_fraction(self, "decay")
+        if self.steps is not None:
+            check_integer(self, "steps", least=1)
         finite = isinstance(self.target, jax.core.Tracer) or math.isfinite(self.target)
         if not finite or known(self.min_gamma > self.max_gamma):
             raise ValueError(f"{self}: needs a finite target and min_gamma <= max_gamma")
@@ -117,32 +156,38 @@ class StochasticTrustRegion(StepRule):
     def init(self, params: Shapes) -> SlopeState:
         """No step, and no slopes."""
         zero = jnp.zeros((), algebra_dtype(params))
+        none = Slopes(start=zero, curvature=zero, end=zero, shrink=zero + 1)
         return SlopeState(
             displacement=zeros_like(params),
-            curvature=zero,
-            mean_curvature=zero,
-            mean_slope=zero,
+            last=none,
+            mean=none,
             ratio=zero,
+            progress=zero,
+            progress_square=zero,
             starting=jnp.asarray(True),
         )
 
     def step(self, direction: Direction, steps: Int[Array, ""], state: Any = ()) -> Step:
-        """Judges the last step by the gradient of this batch; one JVP."""
+        """Judges the last step by the gradient of this batch."""
         lowest, direction, change = best_on_model(direction)
-        eta = jnp.minimum(lowest, _furthest(direction))
+        longest = jnp.minimum(lowest, _furthest(direction))
+        shrink = self._shrink(steps).astype(longest.dtype)
+        eta = shrink * longest
         displacement = direction.displacement(eta)
         rises, looks = self._rises(direction, eta, displacement)
-        ratio, mean_curvature, mean_slope = self._ratio(direction, state)
-        starting = state.starting & (ratio > 0.1)
-        factor = self._factor(direction, eta, lowest, ratio, starting)
-        factor = jnp.where(direction.usable & ~rises, factor, 0.5).astype(ratio.dtype)
-        following = SlopeState(
+        judged = self._judged(direction, state, steps)
+        factor = self._factor(direction, judged, steps, longest < lowest)
+        factor = jnp.where(lowest < 0.5, 0.5, factor)
+        factor = jnp.where(direction.usable & ~rises, factor, 0.5).astype(longest.dtype)
+        d = plain(direction.solved.d)
+        following = judged._replace(
             displacement=displacement,
-            curvature=eta**2 * direction.model.curvature(change),
-            mean_curvature=mean_curvature,
-            mean_slope=mean_slope,
-            ratio=ratio,
-            starting=starting,
+            last=Slopes(
+                start=eta * direction.slope,
+                curvature=eta**2 * direction.model.curvature(d, change),
+                end=jnp.zeros_like(eta),
+                shrink=shrink,
+            ),
         )
         return Step(
             eta=eta,
@@ -154,42 +199,70 @@ class StochasticTrustRegion(StepRule):
             state=cast_like(following, state),
         )
 
+    def _shrink(self, steps: Int[Array, ""]) -> Scalar:
+        """How much the length of training shortens this step."""
+        if self.steps is None:
+            return jnp.ones((), jnp.result_type(float))
+        return jnp.clip(2 * (self.steps - steps) / self.steps, 0, 1)
+
     def _rises(
         self, direction: Direction, eta: Scalar, displacement: Params
     ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
         """Whether the objective rises, if a step promises all of it; one forward pass then."""
-        much = direction.usable & (eta * direction.slope >= jnp.abs(direction.value))
-        highest = direction.value + direction.rounding
+        much = direction.usable & (eta * direction.slope >= jnp.abs(direction.total))
+        highest = direction.total + direction.rounding
         rises = lambda: ~(direction.objective(displacement) <= highest)
         return jax.lax.cond(much, rises, lambda: jnp.asarray(False)), count(much)
 
-    def _ratio(self, direction: Direction, state: SlopeState) -> tuple[Scalar, Scalar, Scalar]:
-        """The remaining slope over the curvature, one as long as there is none; both averages."""
-        last = cast(state, direction.value.dtype)
-        average = lambda old, new: self.decay * old + (1 - self.decay) * new
-        curvature = average(last.mean_curvature, last.curvature)
-        slope = average(last.mean_slope, dot(direction.model.grad, last.displacement))
-        one = jnp.ones_like(curvature)
-        ratio = jnp.where(curvature > 0, slope / jnp.where(curvature > 0, curvature, one), one)
-        return ratio, curvature, slope
+    def _judged(self, direction: Direction, state: SlopeState, steps: Int[Array, ""]) -> SlopeState:
+        """The state with what the gradient of this batch says about previous steps."""
+        state = cast(state._replace(starting=jnp.ones(())), direction.value.dtype)._replace(
+            starting=state.starting
+        )
+        grad, last = direction.model.grad, state.last
+        # What the step would have been without shortening: slopes are linear in its length.
+        shrink = jnp.where(last.shrink > 0, last.shrink, 1)
+        start, curvature = last.start / shrink, last.curvature / shrink**2
+        end = (dot(grad, state.displacement) + last.curvature) / shrink - curvature
+        new = last._replace(start=start, curvature=curvature, end=end)
+        mean = jax.tree.map(lambda a, b: self.decay * a + (1 - self.decay) * b, state.mean, new)
+        known = mean.curvature > 0
+        one = jnp.ones_like(mean.end)
+        # One as long as there is no curvature.
+        ratio = jnp.where(known, mean.end / jnp.where(known, mean.curvature, one), one)
+        progress = jnp.zeros_like(one)
+        if direction.average is not None:
+            progress = dot(grad, add_scaled(direction.average, -1, direction.model.params))
+        weight = weight_in_average(steps).astype(one.dtype)
+        return state._replace(
+            mean=mean,
+            ratio=ratio,
+            progress=state.progress + weight * (progress - state.progress),
+            progress_square=state.progress_square + weight * (progress**2 - state.progress_square),
+            starting=state.starting & (ratio > 0.1),
+        )
 
     def _factor(
         self,
         direction: Direction,
-        eta: Scalar,
-        lowest: Scalar,
-        ratio: Scalar,
-        starting: Bool[Array, ""],
+        judged: SlopeState,
+        steps: Int[Array, ""],
+        shortened: Bool[Array, ""],
     ) -> Scalar:
         """The factor from one gamma to the next."""
-        factor = jnp.exp(self.rate * jnp.clip((ratio - self.target) / self.width, -1, 1))
-        factor = jnp.where(starting & (direction.kept_slope > 0.97), 2.0, factor)
-        factor = jnp.where(eta < lowest, jnp.exp(-self.rate), factor)
-        return jnp.where(lowest < 0.5, 0.5, factor).astype(ratio.dtype)
+        away = jnp.clip((judged.ratio - self.target) / self.width, -1, 1)
+        long = judged.mean.curvature >= 0.1 * judged.mean.start
+        # A mean of three tenths of its root mean square is not noise.
+        square = jnp.where(judged.progress_square > 0, judged.progress_square, 1)
+        sign = jnp.clip(3 * judged.progress / jnp.sqrt(square), -1, 1)
+        slow = jnp.minimum(self.rate, weight_in_average(steps).astype(sign.dtype)) * sign
+        factor = jnp.exp(jnp.where((away > 0) | long, self.rate * away, slow))
+        factor = jnp.where(judged.starting & (direction.kept_slope > 0.97), 2.0, factor)
+        return jnp.where(shortened, jnp.exp(-self.rate), factor)
 
 
 def _furthest(direction: Direction) -> Scalar:
     """The stepsize at which the slope promises twice the value, the most there is to gain."""
     slope = direction.slope
     bounded = (slope > 0) & direction.model.nonnegative
-    return jnp.where(bounded, 2 * direction.value / jnp.where(bounded, slope, 1), jnp.inf)
+    return jnp.where(bounded, 2 * direction.total / jnp.where(bounded, slope, 1), jnp.inf)

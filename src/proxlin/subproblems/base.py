@@ -11,6 +11,7 @@ from proxlin.algebra import Params, Scalar, Vector
 from proxlin.deprecation import warn_deprecated
 from proxlin.losses import Loss
 from proxlin.metrics import Metric
+from proxlin.objective import TermOutputs
 from proxlin.proximity import Proximity, has_momentum
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import Cost
@@ -29,6 +30,7 @@ class Subsolution(NamedTuple):
         dual_image: :math:`J^* \alpha`, which :math:`\nabla r^*` maps to the direction; None without
             a regularizer, where the direction is a multiple of it.
         predicted: the decrease that the model promises; None if it did not come for free.
+        change: :math:`J d`, the change of the outputs; None if it did not come for free.
         primal: the value of the convex subproblem at :math:`d`; None for the quadratic ones.
         dual: the value of its dual, a lower bound; None for the quadratic ones.
     """
@@ -37,6 +39,7 @@ class Subsolution(NamedTuple):
     cost: Cost
     dual_image: Params | None = None
     predicted: Scalar | None = None
+    change: TermOutputs | None = None
     primal: Scalar | None = None
     dual: Scalar | None = None
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from proxlin.algebra import Params, Scalar, add_scaled, dot
+from proxlin.algebra import Params, Scalar, add_scaled, algebra_dtype, dot
 from proxlin.batch import Batch
 from proxlin.linearize import Linearization
 from proxlin.losses import Factor
@@ -61,14 +61,16 @@ class ConvexModel:
         batches: the examples of each term that curvature is taken from.
         linearizations: the network of each term on them.
         grad: the gradient of the objective, on the whole batch.
-        whole: whether these examples are the whole batch. If not, the model is corrected by a
-            linear term so that its gradient is that of the whole batch.
+        params: the parameters.
+        whole: whether these examples are the whole objective: the whole batch, and no decay. If
+            not, the model is corrected by a linear term so that its gradient is that of the whole.
     """
 
     objective: Objective
     batches: tuple[Batch, ...]
     linearizations: tuple[Linearization, ...]
     grad: Params
+    params: Params
     whole: bool = True
 
     @property
@@ -108,7 +110,7 @@ class ConvexModel:
         if self.whole:
             return value
         own = dot(self.output_grad(self.outputs), change)
-        return value + own - dot(self.grad, d)
+        return value + own - dot(self.grad, d) + 0.5 * self._decay_along(d)
 
     def slope_along(self, d: Params, change: TermOutputs) -> Callable[[Scalar], Scalar]:
         r"""The derivative of the model at :math:`\eta d` in :math:`\eta`, given :math:`J d`."""
@@ -119,7 +121,8 @@ class ConvexModel:
         if self.whole:
             return own
         correction = dot(self.grad, d) - dot(change, self.output_grad(self.outputs))
-        return lambda eta: own(eta) - correction
+        decay = self._decay_along(d)
+        return lambda eta: own(eta) - correction + eta * decay
 
     def weigh(self, x: TermOutputs) -> TermOutputs:
         r""":math:`\omega x`, example by example."""
@@ -135,10 +138,16 @@ class ConvexModel:
             )
         )
 
-    def curvature(self, change: TermOutputs) -> Scalar:
+    def curvature(self, d: Params, change: TermOutputs) -> Scalar:
         r""":math:`\langle d, G d \rangle` for the Gauss-Newton matrix, given :math:`J d`."""
         root = self.factors().rmv(change)
-        return dot(root, root)
+        return dot(root, root) + self._decay_along(d)
+
+    def _decay_along(self, d: Params) -> Scalar:
+        """The curvature of weight decay along d."""
+        if self.objective.decay is None:
+            return jnp.zeros((), algebra_dtype(self.grad))
+        return dot(d, self.objective.decay.apply(d, self.params))
 
     def sensitivity(self, changes: TermOutputs) -> Scalar:
         r"""How much changes of the outputs by up to these amounts can change the objective.

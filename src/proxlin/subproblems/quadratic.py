@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from proxlin.algebra import Params, add_scaled, dot, plain, scale
+from proxlin.algebra import Image, Params, Vector, add_scaled, dot, plain, scale
 from proxlin.linearize import Linearization
 from proxlin.losses import Factor, Loss
 from proxlin.proximity import Proximity
@@ -88,20 +88,30 @@ class PrimalQuadratic(Subproblem):
                 smooth_grad=lambda v: factors.mv(factors.rmv(v)),
             )
             return solve_composite(problem, solver or ProximalGradient())
-        solution = (solver or CG()).solve(
+        solver = solver or CG()
+
+        def forward(d: Vector) -> Any:
+            change = model.jvp(plain(d))
+            root = factors.rmv(change)
+            # A solver that only combines vectors also combines the changes of the outputs.
+            return Image(root, change) if solver.takes_metric else root
+
+        solution = solver.solve(
             NormalSystem(
-                forward=lambda d: factors.rmv(model.jvp(plain(d))),
-                adjoint=lambda v: proximity.precondition(model.vjp(factors.mv(v))),
+                forward=forward,
+                adjoint=lambda v: proximity.precondition(model.vjp(factors.mv(plain(v)))),
                 shift=proximity.strength,
                 rhs=proximity.precondition(proximity.linear_term(model.grad)),
                 rows=lambda: _rows(model, factors, of_x=False),
             )
         )
-        predicted = None
+        predicted = change = None
         if solution.misfit is not None:
+            if isinstance(solution.misfit, Image):
+                change = scale(-1, solution.misfit.change)
             curvature = dot(solution.misfit, solution.misfit)
             predicted = proximity.predicted(solution.x, model.grad, curvature)
-        return Subsolution(d=solution.x, cost=solution.cost, predicted=predicted)
+        return Subsolution(d=solution.x, cost=solution.cost, predicted=predicted, change=change)
 
 
 def _gradient(grad: Params) -> Params:
