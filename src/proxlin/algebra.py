@@ -91,7 +91,9 @@ def zeros_like(x: Shapes) -> Vector:
 
 def all_finite(x: Vector) -> Bool[Array, ""]:
     """Whether every entry is finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(x)]))
+    # The largest is NaN or infinite if any is; this reads each leaf once, and writes nothing.
+    largest = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(x)]
+    return jnp.all(jnp.stack([jnp.isfinite(number) for number in largest]))
 
 
 def algebra_dtype(*trees: PyTree) -> Any:
@@ -108,6 +110,14 @@ def cast(x: Vector, dtype: Any) -> Vector:
 def cast_like(x: Vector, like: Vector) -> Vector:
     """A vector in the dtypes of another."""
     return jax.tree.map(lambda leaf, w: leaf.astype(w.dtype), x, like)
+
+
+def stored(x: Any, dtype: Any) -> Any:
+    """A state with its arrays in this dtype, numbers and integers as they are; for None as it is."""
+    if dtype is None:
+        return x
+    wide = lambda leaf: jnp.ndim(leaf) > 0 and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if wide(leaf) else leaf, x)
 
 
 def count(n: int | Array) -> Int[Array, ""]:

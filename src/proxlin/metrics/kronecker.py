@@ -177,8 +177,12 @@ def apply_roots(x: Array, roots: Any, block_size: int) -> Array:
     left, right = roots
     matrix = _matrix(x)
     product = (left @ _rows(matrix, block_size)).reshape(-1, matrix.shape[1])[: len(matrix)]
-    columns = (_columns(product, block_size) @ right).swapaxes(0, 1)
-    return columns.reshape(len(matrix), -1)[:, : matrix.shape[1]].reshape(x.shape)
+    # Slices, not a stack of column blocks: two transposes of the whole matrix would cost as much as
+    # the products.
+    size = right.shape[-1]
+    slices = [product[:, i * size : (i + 1) * size] for i in range(len(right))]
+    columns = [s @ r[: s.shape[1], : s.shape[1]] for s, r in zip(slices, right, strict=True)]
+    return jnp.concatenate(columns, axis=1).reshape(x.shape)
 
 
 def _or_one(x: Array) -> Array:

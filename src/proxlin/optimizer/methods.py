@@ -37,6 +37,7 @@ def prox_linear(
     weight_decay: Number = 0.0,
     mask: Any = None,
     average: bool = False,
+    state_dtype: Any = None,
     has_aux: bool = False,
     init_aux: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -121,7 +122,7 @@ def prox_linear(
         mask=mask,
         has_aux=has_aux,
     )
-    return transformation(oracle, step, optax.scale(-1.0), init_aux, average)
+    return transformation(oracle, step, optax.scale(-1.0), init_aux, average, state_dtype)
 
 
 def direction_as_gradient(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.algebra import Scalar, Shapes, all_finite, cast, count
+from proxlin.algebra import Scalar, Shapes, algebra_dtype, all_finite, cast, count, stored
 from proxlin.average import averaged, first_average
 from proxlin.deprecation import deprecated_fields
 from proxlin.direction import Oracle
@@ -99,6 +99,7 @@ def transformation(
     then: optax.GradientTransformation,
     init_aux: Any,
     average: bool = False,
+    state_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Hands :math:`\eta d` to ``then``, and keeps everything unchanged if the step is rejected.
 
@@ -108,6 +109,7 @@ def transformation(
         then: turns the step into updates, an Optax transformation.
         init_aux: the first ``state.aux``.
         average: whether to keep an average of the parameters.
+        state_dtype: what the states of the proximity term and of the rule are stored in.
 
     Returns:
         An Optax transformation with a :class:`ProxLinearState`.
@@ -141,8 +143,8 @@ def transformation(
             aux=init_aux,
             info=_no_report(),
             then=then.init(params),
-            proximity=oracle.init(params),
-            rule=rule.init(params),
+            proximity=stored(oracle.init(params), state_dtype),
+            rule=stored(rule.init(params), state_dtype),
             average=first_average(params) if average else (),
         )
         return jax.tree.map(_own, state)
@@ -160,15 +162,16 @@ def transformation(
     ) -> tuple[PyTree, ProxLinearState]:
         _check_call(updates, params, args)
         params = _arrays(params)
+        widened = lambda x: x if state_dtype is None else stored(x, algebra_dtype(params))
         gamma = rule.gamma_at(state.taken, state.gamma)
         direction = oracle.direction(
-            params, inputs, targets, args, gamma, weights, state.proximity, state.taken
+            params, inputs, targets, args, gamma, weights, widened(state.proximity), state.taken
         )
         _check_aux(state.aux, direction.aux)
         if average:
             wide = cast(state.average, direction.value.dtype)
             direction = dataclasses.replace(direction, average=wide)
-        step = rule.step(direction, state.taken, state.rule)
+        step = rule.step(direction, state.taken, widened(state.rule))
         taken = direction.usable & step.accepted & all_finite(step.displacement)
         eta = jnp.where(taken, step.eta, 0)
         moved = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
@@ -184,8 +187,10 @@ def transformation(
             aux=kept(direction.aux, state.aux),
             info=_report(direction.value, step),
             then=kept(inner, state.then),
-            proximity=kept(direction.next_state(step.eta), state.proximity),
-            rule=kept(step.state, state.rule),
+            proximity=kept(
+                stored(direction.next_state(step.eta), state_dtype), state.proximity
+            ),
+            rule=kept(stored(step.state, state_dtype), state.rule),
             average=kept(averaged(state.average, params, state.taken), state.average)
             if average
             else (),
