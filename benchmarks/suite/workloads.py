@@ -30,8 +30,9 @@ HELD_OUT = ("resnet", "vit", "recurrent", "embeddings")
 
 
 class Spec(NamedTuple):
-    """A workload before its data is loaded."""
+    """A workload before its data is loaded; see :class:`Workload`."""
 
+    about: str
     task: Callable[[pathlib.Path | None], Task]
     batch: int
     steps: int
@@ -114,16 +115,68 @@ def _embeddings(data_dir: pathlib.Path | None) -> Task:
 _resnet = functools.partial(models.resnet, blocks=(1, 1, 1), width=12)
 
 WORKLOADS: Mapping[str, Spec] = {
-    "convnet": Spec(_images("convnet", "cifar10", models.convnet), 256, 420, "accuracy", 5000),
-    "charlm": Spec(_charlm, 32, 900, "loss"),
-    "tabular": Spec(_tabular, 1024, 6000, "loss"),
-    "autoencoder": Spec(_autoencoder, 500, 1700, "loss", 5000),
-    "resnet": Spec(_images("resnet", "cifar10", _resnet), 128, 700, "accuracy", 5000, True),
-    "vit": Spec(_images("vit", "cifar10", networks.vision_transformer), 128, 950, "accuracy", 5000),
-    "recurrent": Spec(
-        _images("recurrent", "fashion-mnist", networks.gru), 256, 2000, "accuracy", 5000
+    "convnet": Spec(
+        "the paper's ConvNet, CIFAR-10",
+        _images("convnet", "cifar10", models.convnet),
+        batch=256,
+        steps=420,
+        score="accuracy",
+        examples=5000,
     ),
-    "embeddings": Spec(_embeddings, 1024, 2500, "loss"),
+    "charlm": Spec(
+        "transformer for characters, 2 layers of width 128, King James Bible",
+        _charlm,
+        batch=32,  # of 64 characters
+        steps=900,
+        score="loss",
+    ),
+    "tabular": Spec(
+        "perceptron, 3 layers of width 512, time in the air of 327,346 flights",
+        _tabular,
+        batch=1024,
+        steps=6000,
+        score="loss",
+    ),
+    "autoencoder": Spec(
+        "deep autoencoder of Hinton and Salakhutdinov, MNIST",
+        _autoencoder,
+        batch=500,
+        steps=1700,
+        score="loss",
+        examples=5000,
+    ),
+    "resnet": Spec(
+        "residual network with BatchNorm, 3 blocks, CIFAR-10 shifted and mirrored",
+        _images("resnet", "cifar10", _resnet),
+        batch=128,
+        steps=700,
+        score="accuracy",
+        examples=5000,
+        augmented=True,
+    ),
+    "vit": Spec(
+        "vision transformer, 3 layers of width 96, CIFAR-10",
+        _images("vit", "cifar10", networks.vision_transformer),
+        batch=128,
+        steps=950,
+        score="accuracy",
+        examples=5000,
+    ),
+    "recurrent": Spec(
+        "gated recurrent unit of width 128 over the rows of Fashion-MNIST",
+        _images("recurrent", "fashion-mnist", networks.gru),
+        batch=256,
+        steps=2000,
+        score="accuracy",
+        examples=5000,
+    ),
+    "embeddings": Spec(
+        "8,314 embeddings of categories and a perceptron, destinations of 327,346 flights",
+        _embeddings,
+        batch=1024,
+        steps=2500,
+        score="loss",
+    ),
 }
 
 
@@ -131,4 +184,12 @@ WORKLOADS: Mapping[str, Spec] = {
 def load(name: str, data_dir: pathlib.Path | None = None) -> Workload:
     """A workload with its data, by name."""
     spec = WORKLOADS[name]
-    return Workload(name, spec.task(data_dir), *spec[1:])
+    return Workload(
+        name,
+        task=spec.task(data_dir),
+        batch=spec.batch,
+        steps=spec.steps,
+        score=spec.score,
+        examples=spec.examples,
+        augmented=spec.augmented,
+    )
