@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import (
@@ -27,6 +28,7 @@ from proxlin.algebra import (
     add_scaled,
     algebra_dtype,
     cast_like,
+    count,
     covector,
     dot,
     plain,
@@ -43,24 +45,53 @@ class ProximityState(NamedTuple):
     Attributes:
         metric: the state of the metric.
         momentum: :math:`\eta P d` of the last step, in the metric of that step.
+        seen: how many gradients the metric has learned from.
     """
 
     metric: Any = ()
     momentum: Params | tuple[()] = ()
+    seen: Int[Array, ""] | tuple[()] = ()
 
     @classmethod
     def init(cls, params: Shapes, metric: Metric, momentum: Any) -> ProximityState:
         """The state before the first step."""
         dtype = algebra_dtype(params)
         zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
-        return cls(metric.init(params), zeros if has_momentum(momentum) else ())
+        return cls(
+            metric=metric.init(params),
+            momentum=zeros if has_momentum(momentum) else (),
+            seen=() if metric.is_identity else count(0),
+        )
 
-    def after(self, d: Vector, eta: Scalar) -> ProximityState:
-        r"""The state after a step :math:`\eta d`."""
+    def learned(self, metric: Metric, grad: Params, sound: Bool[Array, ""]) -> ProximityState:
+        """The state after a gradient, from which the metric learns if it is sound."""
+        if metric.is_identity:
+            return self
+        update = lambda: metric.update(self.metric, grad, self.seen)
+        return self._replace(
+            metric=jax.lax.cond(sound, update, lambda: self.metric),
+            seen=jnp.where(sound, optax.safe_increment(self.seen), self.seen),
+        )
+
+    def after(
+        self, d: Vector, eta: Scalar, taken: Bool[Array, ""], drop: Bool[Array, ""]
+    ) -> ProximityState:
+        r"""The state after a step :math:`\eta d`, or after one that was rejected.
+
+        Args:
+            d: the direction.
+            eta: the stepsize.
+            taken: whether the step was taken.
+            drop: whether to forget the last step, if it was not.
+        """
         if not jax.tree.leaves(self.momentum):
             return self
-        shorten = lambda x, old: eta.astype(old.dtype) * x.astype(old.dtype)
-        return self._replace(momentum=jax.tree.map(shorten, covector(d), self.momentum))
+
+        def next_momentum(x: Array, old: Array) -> Array:
+            kept = jnp.where(drop, jnp.zeros_like(old), old)
+            return jnp.where(taken, eta.astype(old.dtype) * x.astype(old.dtype), kept)
+
+        return self._replace(momentum=jax.tree.map(next_momentum, covector(d), self.momentum))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +108,6 @@ class Proximity:
         inverse: :math:`P^{-1}`; None for the identity.
         last: :math:`P_{\text{last}} d_{\text{last}}`; None without momentum.
         last_weight: :math:`\mu / \gamma`.
-        dropped: whether momentum is left out after all, because it led uphill.
 
     With a metric or momentum there is no regularizer: its prox would have to be in the metric.
     """
@@ -88,7 +118,6 @@ class Proximity:
     inverse: Inverse | None = None
     last: Params | None = None
     last_weight: Scalar | float = 0.0
-    dropped: Bool[Array, ""] | bool = False
 
     @classmethod
     def of(
@@ -100,27 +129,27 @@ class Proximity:
         metric: Metric,
         momentum: Any,
         state: ProximityState,
-        taken: Int[Array, ""],
-    ) -> tuple[Proximity, ProximityState]:
-        r"""The term for one step, and the state with what its metric has learned.
+    ) -> Proximity:
+        r"""The term for one step.
 
         Args:
             params: the parameters, in the dtype of the algebra.
-            grad: the gradient of the objective there, from which the metric learns.
+            grad: the gradient of the objective there.
             gamma: the regularization.
             regularizer: :math:`\rho`.
             metric: :math:`P`.
             momentum: :math:`\mu`.
-            state: the state after the previous steps.
-            taken: the number of previous steps.
+            state: the state, whose metric has learned from the gradient.
         """
-        learned = metric.update(state.metric, grad, taken)
         last, weight = None, jnp.zeros_like(gamma)
         if has_momentum(momentum):
             last = cast_like(state.momentum, grad)
             weight = jnp.asarray(momentum, gamma.dtype) / gamma
-        inverse = metric.inverse(learned, _linear_term(grad, last, weight), taken)
-        term = cls(
+        inverse = None
+        if not metric.is_identity:
+            term = _linear_term(grad, last, weight)
+            inverse = metric.inverse(state.metric, term, state.seen - 1)
+        return cls(
             gamma=gamma,
             params=params,
             regularizer=regularizer,
@@ -128,12 +157,11 @@ class Proximity:
             last=last,
             last_weight=weight,
         )
-        return term, state._replace(metric=learned)
 
     @property
     def momentum(self) -> Params | None:
         r""":math:`s`, the momentum of the linear term; None without momentum."""
-        return None if self.last is None else scale(self._weight, self.last)
+        return None if self.last is None else scale(self.last_weight, self.last)
 
     @property
     def has_momentum(self) -> bool:
@@ -170,7 +198,7 @@ class Proximity:
 
     def linear_term(self, grad: Params) -> Params:
         r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
-        return _linear_term(grad, self.last, self._weight)
+        return _linear_term(grad, self.last, self.last_weight)
 
     def precondition(self, y: Params) -> Vector:
         r""":math:`P^{-1} y`, a vector of the space with the metric."""
@@ -180,19 +208,20 @@ class Proximity:
         r""":math:`\|d\|_P^2 / \gamma`."""
         return dot(d, d) / self.gamma
 
-    def slope_along(self, d: Vector) -> Callable[[Scalar], Scalar]:
+    def slope_along(self, d: Vector, grad: Params) -> Callable[[Scalar], Scalar]:
         r"""The derivative of :math:`r(\eta d)` in :math:`\eta`, without a regularizer."""
         square = self.square(d)
         if self.last is None:
             return lambda eta: eta * square
-        momentum = self._weight * dot(self.last, plain(d))
+        # The slope of the linear term is known from :meth:`kept_slope`, that of the gradient, too.
+        momentum = dot(plain(d), self.linear_term(grad)) - dot(plain(d), grad)
         return lambda eta: eta * square - momentum
 
     def value(self, d: Vector) -> Scalar:
         r""":math:`r(d)`."""
         square = dot(d, d) / (2 * self.gamma)
         if self.last is not None:
-            square = square - self._weight * dot(self.last, plain(d))
+            square = square - self.last_weight * dot(self.last, plain(d))
         return square + self.regularizer.value(add_scaled(self.params, -1, plain(d)))
 
     @property
@@ -249,29 +278,20 @@ class Proximity:
         r"""The slope of ``d``, relative to that of the gradient step :math:`\gamma P^{-1} y`.
 
         :math:`\langle d, y \rangle / (\gamma \langle y, P^{-1} y \rangle)` for the linear term
-        :math:`y`: one if curvature has no effect, and less the more effect it has. Where momentum
-        is dropped, ``d`` is that step.
+        :math:`y`: one if curvature has no effect, and less the more effect it has.
         """
-        # The term that the subproblem was solved with: its product with P^-1 is there already.
-        term = self.precondition(_linear_term(grad, self.last, self.last_weight))
+        # The subproblem was solved with this term: its product with P^-1 is there already.
+        term = self.precondition(self.linear_term(grad))
         whole = self.gamma * dot(term, term)
         vanishes = whole == 0
         kept = dot(plain(d), covector(term)) / jnp.where(vanishes, 1, whole)
-        return jnp.where(vanishes | self.dropped, 1, kept)
+        return jnp.where(vanishes, 1, kept)
 
     def descends(self, d: Vector, slope: Scalar) -> Bool[Array, ""]:
         """Whether the objective, linearized except for its regularizer, does not rise along d."""
         # Near a minimum the two terms cancel, up to the rounding of the regularizer.
         rounding = 10 * jnp.finfo(slope.dtype).eps * (jnp.abs(self.penalty) + jnp.abs(slope))
         return slope + self.penalty_decrease(d) >= (0 if self.smooth else -rounding)
-
-    def without_momentum(self, where: Bool[Array, ""]) -> Proximity:
-        """The term without momentum if the condition holds."""
-        return dataclasses.replace(self, dropped=where)
-
-    @property
-    def _weight(self) -> Scalar:
-        return jnp.where(self.dropped, jnp.zeros_like(self.gamma), self.last_weight)
 
 
 def _linear_term(grad: Params, last: Params | None, weight: Scalar | float) -> Params:
