@@ -23,13 +23,13 @@ from proxlin.algebra import (
     plain,
 )
 from proxlin.arrays import as_floats
-from proxlin.batch import Batch
+from proxlin.batch import Batch, Share, Size
 from proxlin.checks import require
 from proxlin.direction.result import Direction
 from proxlin.linearize import Model, check_params
 from proxlin.losses import Loss
 from proxlin.metrics import Euclidean, Metric
-from proxlin.objective import Decay, Objective, Share, Size, Sum
+from proxlin.objective import Decay, Objective, Sum
 from proxlin.proximity import Proximity, ProximityState, check_momentum
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
