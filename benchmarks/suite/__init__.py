@@ -10,3 +10,9 @@ Runs are counted in steps, and the cost of a step is measured apart, so the hour
 matter. A run that has ended is at once a line of ``benchmarks/results/suite/<workload>.jsonl``, and
 is not run again when the command is.
 """
+
+import os
+
+# Threads of LAPACK that wait for each other take seconds where the machine is busy. This must come
+# before JAX loads it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
