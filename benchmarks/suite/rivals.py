@@ -167,10 +167,8 @@ def _auto(task: Task, steps: int, *, known: bool = False) -> Trainer:
 DECAY = {"weight_decay": (0.1, decays)}
 
 METHODS: Mapping[str, Method] = {
-    "auto": Method(_auto, evaluated=proxlin.eval_params, scheduled=False),
-    "auto-steps": Method(
-        lambda task, steps: _auto(task, steps, known=True), evaluated=proxlin.eval_params
-    ),
+    "auto": Method(_auto, scheduled=False),
+    "auto-steps": Method(lambda task, steps: _auto(task, steps, known=True)),
     "adamw": _tuned(optax.adamw, 1e-3, **DECAY),
     "muon": _tuned(_muon, 3e-3, **DECAY),
     "soap": _tuned(soap.soap, 3e-3, **DECAY),

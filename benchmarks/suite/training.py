@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -16,9 +15,8 @@ from jaxtyping import Array
 
 from benchmarks.suite.workloads import Workload
 from proxlin.bench import loop
-from proxlin.bench.evaluation import EVALUATION_BATCH, evaluator
+from proxlin.bench.evaluation import EVALUATION_BATCH, evaluator, statistics
 from proxlin.bench.loop import Report, State, Trainer
-from proxlin.bench.models.layers import MOMENTUM
 from proxlin.bench.status import RunStatus
 from proxlin.bench.tasks import Task
 
@@ -132,26 +130,6 @@ def averaged(
     last = workload.batches(seed, max(0, step - AVERAGED_OVER))
     inputs = [inputs for inputs, _ in itertools.islice(last, AVERAGED_OVER)]
     return state._replace(params=params, stats=statistics(workload.task, params, inputs))
-
-
-def statistics(task: Task, params: Any, batches: list[Any]) -> Any:
-    """The means over batches of the statistics of BatchNorm, with given parameters."""
-    found = [_batch_statistics(task)(params, inputs) for inputs in batches]
-    return jax.tree.map(lambda *each: sum(each) / len(each), *found)
-
-
-@functools.lru_cache(maxsize=2)
-def _batch_statistics(task: Task) -> Callable[[Any, Any], Any]:
-    """The statistics of one batch: what is added to running averages of zero."""
-    _, shapes = jax.eval_shape(task.network.init, jax.random.key(0))
-
-    @jax.jit
-    def one(params: Any, inputs: Any) -> Any:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        _, stats = task.network.apply(params, task.dataset.prepare(inputs), zeros)
-        return jax.tree.map(lambda x: x / (1 - MOMENTUM), stats)
-
-    return one
 
 
 # ---- gradients ---------------------------------------------------------------------------------
