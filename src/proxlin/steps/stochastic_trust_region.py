@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import (
@@ -15,7 +16,6 @@ from proxlin.algebra import (
     Params,
     Scalar,
     Shapes,
-    add_scaled,
     algebra_dtype,
     cast,
     cast_like,
@@ -232,7 +232,7 @@ class StochasticTrustRegion(StepRule):
         ratio = jnp.where(known, mean.end / jnp.where(known, mean.curvature, one), one)
         progress = jnp.zeros_like(one)
         if direction.average is not None:
-            progress = dot(grad, add_scaled(direction.average, -1, direction.model.params))
+            progress = dot(grad, optax.tree.sub(direction.average, direction.model.params))
         weight = weight_in_average(steps).astype(one.dtype)
         return state._replace(
             mean=mean,
