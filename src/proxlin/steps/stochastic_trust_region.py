@@ -84,7 +84,9 @@ class StochasticTrustRegion(StepRule):
     steps that end as high as they began, and minus one for steps that followed only the noise of
     their batch. Both are averaged over steps before they are divided, so that the noise of batches
     cancels. Above ``target`` gamma grows, below it shrinks, by a factor of at most
-    :math:`e^{\text{rate}}` a step.
+    :math:`e^{\text{rate}}` a step. Where the ratio is large, steps :math:`1 + \text{ratio}` times as
+    long would end at the lowest point of their line; gamma then grows by :math:`(1 +
+    \text{ratio})^{\text{rate}}` a step.
 
     On average a step lowers the objective by :math:`(\text{ratio} + \tfrac12) \langle s, G s
     \rangle`. Where noise stops all progress the ratio is minus a half whatever gamma is. A target
@@ -121,7 +123,7 @@ class StochasticTrustRegion(StepRule):
         gamma: the first gamma; better too small than too large.
         target: the ratio to keep.
         width: the distance from it at which gamma changes by the whole rate.
-        rate: the largest change of the logarithm of gamma in one step, except in the two cases.
+        rate: how fast the logarithm of gamma changes.
         decay: of the averages.
         min_gamma: the least gamma.
         max_gamma: the largest gamma.
@@ -251,6 +253,8 @@ class StochasticTrustRegion(StepRule):
     ) -> Scalar:
         """The factor from one gamma to the next."""
         away = jnp.clip((judged.ratio - self.target) / self.width, -1, 1)
+        # Steps 1 + ratio times as long would end at the lowest point of their line.
+        away = away * jnp.maximum(1, jnp.log1p(jnp.maximum(judged.ratio, 0)))
         long = judged.mean.curvature >= 0.1 * judged.mean.start
         # A mean of three tenths of its root mean square is not noise.
         square = jnp.where(judged.progress_square > 0, judged.progress_square, 1)
