@@ -84,9 +84,9 @@ class StochasticTrustRegion(StepRule):
     steps that end as high as they began, and minus one for steps that followed only the noise of
     their batch. Both are averaged over steps before they are divided, so that the noise of batches
     cancels. Above ``target`` gamma grows, below it shrinks, by a factor of at most
-    :math:`e^{\text{rate}}` a step. Where the ratio is large, steps :math:`1 + \text{ratio}` times as
-    long would end at the lowest point of their line; gamma then grows by :math:`(1 +
-    \text{ratio})^{\text{rate}}` a step.
+    :math:`e^{\text{rate}}` a step. Where the ratio is large, steps :math:`1 + \text{ratio}` times
+    as long would end at the lowest point of their line, and gamma grows faster, by a factor of
+    :math:`(1 + \text{ratio})^{\text{rate}}` a step.
 
     On average a step lowers the objective by :math:`(\text{ratio} + \tfrac12) \langle s, G s
     \rangle`. Where noise stops all progress the ratio is minus a half whatever gamma is. A target
