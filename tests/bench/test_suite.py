@@ -348,19 +348,17 @@ def test_costs_are_ratios_to_a_gradient(tiny, tmp_path, monkeypatch):
 
 
 def test_averaged_parameters_get_statistics_of_their_own():
-    workload = residual()
-    task = workload.task
+    task = residual().task
     params, stats = task.init(0)
     other, _ = task.init(1)
-    state = State(params, stats, other)
-    found = training.averaged(workload, state, 0, 5, lambda method, params: method)
+    found = training.averaged(
+        residual(), State(params, stats, other), lambda method, params: method
+    )
     jax.tree.map(np.testing.assert_array_equal, found.params, other)
 
-    # The first layer sees the images alone: dense moments of its outputs, batch by batch.
-    seen = [x for x, _ in itertools.islice(workload.batches(0), training.AVERAGED_OVER)]
-    outputs = [models.layers.convolve(other["stem"]["w"], x / np.float32(255)) for x in seen]
-    mean = np.mean([y.mean(axis=(0, 1, 2)) for y in outputs], axis=0)
-    variance = np.mean([y.var(axis=(0, 1, 2)) for y in outputs], axis=0)
+    # The first layer sees the images alone: dense moments of its outputs.
+    outputs = models.layers.convolve(other["stem"]["w"], IMAGES / np.float32(255))
+    mean, variance = outputs.mean(axis=(0, 1, 2)), outputs.var(axis=(0, 1, 2))
     np.testing.assert_allclose(found.stats["stem"]["mean"], mean, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found.stats["stem"]["variance"], variance, rtol=1e-4, atol=1e-6)
 
@@ -369,9 +367,8 @@ def test_networks_without_statistics_need_none():
     task = toy()
     params, stats = task.init(0)
     workload = dataclasses.replace(residual(), task=task)
-    found = training.averaged(
-        workload, State(params, stats, ()), 0, 5, lambda method, params: params + 1
-    )
+    state = State(params, stats, ())
+    found = training.averaged(workload, state, lambda method, params: params + 1)
     np.testing.assert_array_equal(found.params, params + 1)
     assert found.stats == ()
 
