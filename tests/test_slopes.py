@@ -297,9 +297,7 @@ def on_a_noisy_parabola(number, optimum, p=2000, m=2, distance=30.0, noise=1.0, 
     at :math:`\sqrt{a / (2 - a)\, p / m}` times the noise, and the ratio at minus a half.
     """
     rule = proxlin.StochasticTrustRegion()
-    opt = proxlin.prox_linear(
-        lambda w, x: x + w[None], proxlin.Squared(), step=rule, average=True
-    )
+    opt = proxlin.prox_linear(lambda w, x: x + w[None], proxlin.Squared(), step=rule, average=True)
 
     @jax.jit
     def run(w):

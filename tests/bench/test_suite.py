@@ -357,7 +357,7 @@ def test_averaged_parameters_get_statistics_of_their_own():
     jax.tree.map(np.testing.assert_array_equal, found.params, other)
 
     # The first layer sees the images alone: dense moments of its outputs.
-    outputs = models.layers.convolve(other["stem"]["w"], IMAGES / np.float32(255))
+    outputs = models.layers.convolve(other["stem"]["w"], jnp.asarray(IMAGES) / jnp.float32(255))
     mean, variance = outputs.mean(axis=(0, 1, 2)), outputs.var(axis=(0, 1, 2))
     np.testing.assert_allclose(found.stats["stem"]["mean"], mean, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found.stats["stem"]["variance"], variance, rtol=1e-4, atol=1e-6)

@@ -110,6 +110,7 @@ class PrimalQuadratic(Subproblem):
             if isinstance(solution.misfit, Image):
                 change = scale(-1, solution.misfit.change)
             curvature = dot(solution.misfit, solution.misfit)
+            curvature += model.decay_along(plain(solution.x))
             predicted = proximity.predicted(solution.x, model.grad, curvature)
         return Subsolution(d=solution.x, cost=solution.cost, predicted=predicted, change=change)
 
