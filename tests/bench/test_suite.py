@@ -64,7 +64,7 @@ def row(points, method="adamw", seed=0, setting=None, steps=BUDGET, status="fini
     """A run with the given (step, accuracy)."""
     return {
         "method": method,
-        "setting": setting or {},
+        "setting": dict(METHODS[method].start) if setting is None else setting,
         "seed": seed,
         "steps": steps,
         "status": status,
@@ -242,6 +242,19 @@ def test_without_a_baseline_nothing_is_known():
     found = results.summary([row([(0, 0.1), (20, 0.5)], "dowg")], "accuracy", BUDGET, {})
     assert math.isnan(found.target)
     assert math.isnan(results.speed_up(found, "dowg", "steps"))
+
+
+def test_the_report_says_what_is_not_finished():
+    rows = [
+        row([(0, 0.1), (20, value)], "shampoo", setting={"rate": rate})
+        for rate, value in ((0.1, 0.5), (0.03, 0.4), (0.3, 0.4))
+    ]
+    for known, open_grid in ((rows[:2], True), (rows, False)):
+        found = results.summary(known, "accuracy", BUDGET, {})
+        assert found.results["shampoo"].open_grid == open_grid
+        text = report.incomplete(dict.fromkeys(WORKLOADS, found))
+        assert ("grid not finished" in text) == open_grid
+        assert "fewer than 3 seeds" in text
 
 
 def test_geometric_means():
