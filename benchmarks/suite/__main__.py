@@ -95,6 +95,9 @@ def main() -> None:
         help="`run` first drops all that is recorded of these methods",
     )
     parser.add_argument(
+        "--folder", type=pathlib.Path, default=running.RESULTS, help="of the records"
+    )
+    parser.add_argument(
         "--same-gradients",
         action="store_true",
         help="`run` plans as many steps as cost the gradients of AdamW's budget",
