@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import proxlin
+from benchmarks.suite import __main__ as command_line
 from benchmarks.suite import cost, figures, report, results, running, scores, training, workloads
 from benchmarks.suite.data import augmented
 from benchmarks.suite.rivals import (
@@ -314,6 +315,17 @@ def test_recorded_runs_are_skipped(tiny, tmp_path, monkeypatch):
     rows = running.Records("convnet", tmp_path).rows()
     assert [row["seed"] for row in rows] == [0, 1, 2]
     assert rows[0]["curve"][-1][0] == BUDGET
+
+
+@pytest.mark.parametrize("command", ["tune", "run", "cost", "report"])
+def test_every_command_runs_in_a_folder_of_choice(command, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "ROUNDS", 1)
+    monkeypatch.setattr(report, "write", str)
+    chosen = ["--workloads", "convnet", "--methods", "shampoo", "--seeds", "0"]
+    monkeypatch.setattr("sys.argv", ["suite", command, *chosen, "--folder", str(tmp_path)])
+    command_line.main()
+    written = {"tune": "convnet.jsonl", "run": "convnet.jsonl", "cost": cost.FILE}
+    assert command == "report" or (tmp_path / written[command]).exists()
 
 
 def test_a_torn_line_is_run_again(tiny, tmp_path):
