@@ -116,6 +116,7 @@ def run_once(
 
 def _outcome(workload: Workload, asked: Row) -> dict[str, Any]:
     """How a run went, as a line of a record has it."""
+    about = {k: x for k, x in environment().items() if k != "command"}  # before files change
     method: Method = METHODS[asked["method"]]
     trainer = method.make(workload.task, asked["steps"], **asked["setting"])
     done = training.run(workload, trainer, asked["seed"], asked["steps"], method.evaluated)
@@ -124,7 +125,7 @@ def _outcome(workload: Workload, asked: Row) -> dict[str, Any]:
         "curve": [[_rounded(x) for x in point] for point in done.curve],
         "seconds": round(done.seconds, 1),
         "first_call": round(done.first_call, 1),
-        "environment": {k: x for k, x in environment().items() if k != "command"},
+        "environment": about,
     }
 
 
