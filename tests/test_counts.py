@@ -117,8 +117,10 @@ def test_products_with_curvature_of_some_examples(subproblem):
 RULES = {
     "fixed": (proxlin.Fixed(), {"dual": 0, "primal": 0}, 0),
     "armijo": (proxlin.Armijo(), {"dual": 0, "primal": 0}, 0),
-    "model": (proxlin.ModelStep(), {"dual": 1, "primal": 1}, 0),
+    # Conjugate gradients on the primal have J d already.
+    "model": (proxlin.ModelStep(), {"dual": 1, "primal": 0}, 0),
     "trust": (proxlin.TrustRegion(), {"dual": 1, "primal": 0}, 1),
+    "stochastic": (proxlin.StochasticTrustRegion(), {"dual": 1, "primal": 0}, 0),
 }
 
 

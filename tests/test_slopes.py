@@ -93,6 +93,8 @@ def test_slopes_are_averaged_before_they_are_divided():
         (RULE.target + 0.5 * RULE.width, np.exp(0.5 * RULE.rate)),
         (RULE.target - 0.5 * RULE.width, np.exp(-0.5 * RULE.rate)),
         (0.9, np.exp(RULE.rate)),
+        (np.e - 1, np.exp(RULE.rate)),
+        (9.0, 10**RULE.rate),  # ten times as long would end at the lowest point
         (-5.0, np.exp(-RULE.rate)),
     ],
 )

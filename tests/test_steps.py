@@ -338,9 +338,12 @@ def test_model_step_minimizes_the_convex_model_along_the_direction(name):
     assert shorter >= 1  # not only full steps
 
 
-@pytest.mark.parametrize("subproblem", SUBPROBLEMS.values(), ids=SUBPROBLEMS.keys())
-def test_model_step_costs_one_jvp_and_no_forward_pass(subproblem):
-    found = direction(gamma=100.0, subproblem=subproblem)
+@pytest.mark.parametrize("rule", [proxlin.ModelStep(100.0), proxlin.StochasticTrustRegion(1e-3)])
+@pytest.mark.parametrize("solver", [proxlin.CG(1), proxlin.CG(3), proxlin.Cholesky()])
+@pytest.mark.parametrize("subproblem", SUBPROBLEMS)
+def test_model_step_costs_one_jvp_at_most_and_no_forward_pass(subproblem, solver, rule):
+    """None on the primal, where conjugate gradients combine the products they have made anyway."""
+    found = direction(gamma=float(rule.gamma), subproblem=SUBPROBLEMS[subproblem], solver=solver)
     calls = []
     (lin,) = found.model.linearizations
 
@@ -350,12 +353,39 @@ def test_model_step_costs_one_jvp_and_no_forward_pass(subproblem):
 
     spied = dataclasses.replace(lin, jvp=counted, vjp=never)
     model = dataclasses.replace(found.model, linearizations=(spied,))
-    found = dataclasses.replace(found, model=model, objective=never)
-    step = decide(proxlin.ModelStep(), found)
-    assert len(calls) == 1
-    assert int(step.info.jvps) == int(found.info.jvps) + 1
+    # What is not evaluated the second rule still traces.
+    traced = isinstance(rule, proxlin.StochasticTrustRegion)
+    objective = (lambda displacement: jnp.zeros(())) if traced else never
+    found = dataclasses.replace(found, model=model, objective=objective)
+    step = rule.step(found, jnp.asarray(0), rule.init(found.params))
+    free = subproblem == "primal" and isinstance(solver, proxlin.CG)
+    assert len(calls) == (0 if free else 1)
+    assert int(step.info.jvps) == int(found.info.jvps) + len(calls)
     assert int(step.info.vjps) == int(found.info.vjps)
     assert int(step.evaluations) == 0
+
+
+@pytest.mark.parametrize("curvature_size", [None, 3])
+@pytest.mark.parametrize("metric", [proxlin.Euclidean(), proxlin.Diagonal()], ids=str)
+@pytest.mark.parametrize("steps", [1, 2, 4, 12])
+def test_the_change_of_the_outputs_that_is_free_is_that_of_the_direction(
+    steps, metric, curvature_size
+):
+    params, x, _ = batch = problem("logistic", jnp.float64)
+    oracle = Oracle(
+        network,
+        proxlin.Logistic(),
+        proxlin.primal_quadratic,
+        proxlin.CG(steps),
+        metric=metric,
+        curvature_size=curvature_size,
+    )
+    found = oracle.direction(*batch, (), 10.0, None, oracle.init(params))
+    same, (change,) = found.change()
+    assert int(same.cost.jvps) == int(found.cost.jvps) <= steps
+    rows = x[:: 6 // (curvature_size or 6)]
+    _, want = jax.jvp(lambda w: network(w, rows), (params,), (found.d,))
+    np.testing.assert_allclose(change, want, rtol=1e-9, atol=1e-12)
 
 
 def test_model_step_corrects_the_slope_of_a_part_of_the_batch():
