@@ -35,8 +35,8 @@ def two_steps(system: NormalSystem) -> Solution:
     kappa = bc / _or_one(bb)
     image_e = add_scaled(image_c, -kappa, image)
     ee, of_image_e = jnp.maximum(dot(image, image_e), 0), dot(image_e, image_e)
-    # If b is an eigenvector, e is rounding.
-    solved = ~(ee > 10 * jnp.finfo(ee.dtype).eps * cc)
+    # If b is an eigenvector, e is rounding; not if a product has overflowed.
+    solved = (ee <= 10 * jnp.finfo(ee.dtype).eps * cc) & jnp.isfinite(cc + of_image_e)
     first = shift * bb + bc
     # The second step is along p = e - back b, conjugate to b.
     back = ee / _or_one(first)
