@@ -292,11 +292,11 @@ def test_the_ratio_is_that_of_the_step_before_it_was_shortened():
 # Noise of known size ----------------------------------------------------------------------------
 
 
-def on_a_noisy_parabola(number, optimum, p=2000, m=2, distance=30.0, noise=1.0, seed=0):
-    r"""Gammas, and distances from the minimum, for the loss 1/2 |w - w* - noise|^2.
+def on_a_noisy_parabola(number, optimum, p=2000, m=2, distance=30.0, seed=0):
+    r"""Gammas, and distances from the minimum, for the loss 1/2 |w - w* - noise|^2, of unit noise.
 
     With stepsize :math:`a = \gamma / (1 + \gamma)` the distance from a minimum at rest settles
-    at :math:`\sqrt{a / (2 - a)\, p / m}` times the noise, and the ratio at minus a half.
+    at :math:`\sqrt{a / (2 - a)\, p / m}`, and the ratio at minus a half.
     """
     rule = proxlin.StochasticTrustRegion()
     opt = proxlin.prox_linear(lambda w, x: x + w[None], proxlin.Squared(), step=rule, average=True)
@@ -306,7 +306,7 @@ def on_a_noisy_parabola(number, optimum, p=2000, m=2, distance=30.0, noise=1.0, 
         def step(carry, t):
             w, state = carry
             key = jax.random.fold_in(jax.random.key(seed), t)
-            y = optimum(t) + noise * jax.random.normal(key, (m, p))
+            y = optimum(t) + jax.random.normal(key, (m, p))
             updates, state = opt.update(None, state, w, inputs=jnp.zeros((m, p)), targets=y)
             w = w + updates
             return (w, state), (state.gamma, jnp.linalg.norm(w - optimum(t)))
