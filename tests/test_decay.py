@@ -38,7 +38,8 @@ def direction(name, subproblem, mask, batch, **options):
     oracle = Oracle(
         network, LOSSES[name], SUBPROBLEMS[subproblem], weight_decay=RATE, mask=mask, **options
     )
-    return oracle.direction(*batch, (), GAMMA, None)
+    params, x, y = batch
+    return oracle.direction(params, x, y, (), GAMMA, None)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)

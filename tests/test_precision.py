@@ -39,10 +39,15 @@ def dtypes(tree, *, numbers):
     return {str(leaf.dtype) for leaf in leaves}
 
 
+def first_batches(number):
+    x, y = digits()[0]
+    return batches(x, y, number)
+
+
 @functools.cache
 def trained(state_dtype=None, dtype=jnp.float32, epsilon=1e-4):
     opt = method(state_dtype, epsilon)
-    x, y = batches(*digits()[0], STEPS)
+    x, y = first_batches(STEPS)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def run(params, state, x, y):
@@ -60,7 +65,7 @@ def trained(state_dtype=None, dtype=jnp.float32, epsilon=1e-4):
 
 
 def test_auto_is_made_of_these():
-    x, y = batches(*digits()[0], 3)
+    x, y = first_batches(3)
     ends = []
     for opt in (proxlin.auto(network, LOSS), method()):
         params, update = start(), jax.jit(opt.update)
@@ -90,7 +95,7 @@ def test_arrays_of_the_state_are_stored_in_the_dtype_of_choice():
 
 def test_one_step_differs_by_the_rounding_of_what_is_stored():
     """The second step, the first one that reads the state: momentum, metric, and displacement."""
-    x, y = batches(*digits()[0], 2)
+    x, y = first_batches(2)
     found = []
     for state_dtype in (jnp.bfloat16, jnp.float32, None):
         opt, params = method(state_dtype=state_dtype), start()

@@ -172,7 +172,8 @@ def test_a_dead_layer_does_not_stop_the_others():
     (x, y), _ = digits()
     params = start()
     params["b1"] = jnp.where(jnp.arange(HIDDEN) % 2 == 0, 50.0, -50.0).astype(jnp.float32)
-    run = train(*batches(x, y, 150), params)
+    x, y = batches(x, y, 150)
+    run = train(x, y, params)
     np.testing.assert_array_equal(run.params["w1"], params["w1"])
     # The frequencies of the classes are all that is left to learn.
     assert run.losses[-25:].mean() < 1.05 * UNINFORMED
