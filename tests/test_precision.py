@@ -80,21 +80,20 @@ def test_auto_is_made_of_these():
 
 
 def test_arrays_of_the_state_are_stored_in_the_dtype_of_choice():
-    """From the first state on; but no numbers, of which there are few, and not the average."""
+    """From the first state on; but no numbers, and neither the metric nor the average."""
     state = method(state_dtype=jnp.bfloat16).init(start())
     for found in (state, trained(jnp.bfloat16)[1]):
-        for part in (found.proximity, found.rule):
+        for part in (found.proximity.momentum, found.rule):
             assert dtypes(part, numbers=False) == {"bfloat16"}
         assert "bfloat16" not in dtypes(found, numbers=True)
-        assert dtypes(found.average, numbers=False) == {"float32"}
+        for part in (found.proximity.metric, found.average):
+            assert dtypes(part, numbers=False) == {"float32"}
     plain = method().init(start())
     assert "bfloat16" not in dtypes(plain, numbers=False)
-    size = lambda state: sum(leaf.nbytes for leaf in jax.tree.leaves(state.proximity))
-    assert size(state) < 0.51 * size(plain)
 
 
 def test_one_step_differs_by_the_rounding_of_what_is_stored():
-    """The second step, the first one that reads the state: momentum, metric, and displacement."""
+    """The second step, the first one that reads the state: momentum and displacement."""
     x, y = first_batches(2)
     found = []
     for state_dtype in (jnp.bfloat16, jnp.float32, None):
@@ -107,15 +106,9 @@ def test_one_step_differs_by_the_rounding_of_what_is_stored():
     rounded, same, want = found
     np.testing.assert_array_equal(same[0], want[0])
     eps = float(jnp.finfo(jnp.bfloat16).eps)
-    # Two roots, momentum and displacement, rounded by half a unit each; the length of a direction
-    # depends on the metric once more.
+    # Momentum and displacement, rounded by half a unit each.
     assert 1e-5 < relative_error(rounded[0], want[0]) < 4 * eps
     assert rounded[1] == pytest.approx(want[1], rel=4 * eps)
-
-
-INDEFINITE = pytest.mark.xfail(
-    reason="moments rounded to bfloat16 are indefinite by more than epsilon: their roots diverge"
-)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +116,7 @@ INDEFINITE = pytest.mark.xfail(
     [
         ("float32", "float32", 1e-4),
         (None, "bfloat16", 1e-4),
-        ("bfloat16", "float32", 1e-2),
-        pytest.param("bfloat16", "float32", 1e-4, marks=INDEFINITE),
+        ("bfloat16", "float32", 1e-4),
     ],
 )
 def test_training_is_as_good(state_dtype, dtype, epsilon):

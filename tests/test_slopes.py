@@ -333,7 +333,6 @@ def test_gamma_falls_where_noise_stops_progress_and_not_before(seed):
     assert distances[-1] < 0.5 * np.sqrt(a / (2 - a) * p / m)
 
 
-@pytest.mark.xfail(reason="chance makes short steps look too short, and gamma grows too often")
 def test_gamma_falls_as_one_over_the_number_of_steps():
     first, last = 200, 1600
     gammas, _ = on_a_noisy_parabola(last, at_rest)

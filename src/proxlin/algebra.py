@@ -77,18 +77,14 @@ def add_scaled(x: Vector, factor: Any, y: Vector) -> Vector:
 
 def dot(x: Vector, y: Vector) -> Scalar:
     r"""The inner product: :math:`\langle x, P y \rangle` in a metric :math:`P`."""
-    pairs = zip(jax.tree.leaves(covector(x)), jax.tree.leaves(plain(y)), strict=True)
-    vectors, rest = [], []
-    for pair in pairs:
-        (vectors if pair[0].ndim < 2 else rest).append(pair)
+    pairs = list(zip(jax.tree.leaves(covector(x)), jax.tree.leaves(plain(y)), strict=True))
+    vectors = [pair for pair in pairs if pair[0].ndim < 2]
+    products = [jnp.vdot(a, b) for a, b in pairs if a.ndim >= 2]
     if vectors:
         # Most leaves of a network are small vectors. Joined, they compile to one product.
-        rest.append(
-            tuple(
-                jnp.concatenate([jnp.ravel(v) for v in own]) for own in zip(*vectors, strict=True)
-            )
-        )
-    return functools.reduce(jnp.add, [jnp.vdot(a, b) for a, b in rest])
+        a, b = (jnp.concatenate([jnp.ravel(v) for v in own]) for own in zip(*vectors, strict=True))
+        products.append(jnp.vdot(a, b))
+    return functools.reduce(jnp.add, products)
 
 
 def select(condition: Bool[Array, ""], x: Vector, y: Vector) -> Vector:

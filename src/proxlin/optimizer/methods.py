@@ -85,9 +85,8 @@ def prox_linear(
         mask: which parameters decay, as in ``optax.adamw``: a tree of booleans, or a function
             that makes one of the parameters; None for all.
         average: whether to keep an average of the parameters, for :func:`proxlin.eval_params`.
-        state_dtype: what the metric, the momentum and the state of the rule are stored in between
-            steps, such as ``jnp.bfloat16``; all computations are in the dtype of the algebra. None
-            is that dtype.
+        state_dtype: what the momentum and the last step are stored in between steps, such as
+            ``jnp.bfloat16``; all computations are in the dtype of the algebra. None is that dtype.
         has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: with ``has_aux``, the first ``state.aux``, of the structure the model returns.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.algebra import Scalar, Shapes, algebra_dtype, all_finite, cast, count, stored
 from proxlin.average import averaged, first_average
@@ -109,7 +109,7 @@ def transformation(
         then: turns the step into updates, an Optax transformation.
         init_aux: the first ``state.aux``.
         average: whether to keep an average of the parameters.
-        state_dtype: what the states of the proximity term and of the rule are stored in.
+        state_dtype: what the momentum and the state of the rule are stored in.
 
     Returns:
         An Optax transformation with a :class:`ProxLinearState`.
@@ -129,6 +129,10 @@ def transformation(
             "the first aux, of the same structure, as init_aux"
         )
 
+    def narrow(state: ProximityState) -> ProximityState:
+        """Without the metric, which would lose its smallest eigenvalues."""
+        return state._replace(momentum=stored(state.momentum, state_dtype))
+
     def init(params: PyTree) -> ProxLinearState:
         _check_unmasked(params)
         params = _arrays(params)
@@ -143,7 +147,7 @@ def transformation(
             aux=init_aux,
             info=_no_report(),
             then=then.init(params),
-            proximity=stored(oracle.init(params), state_dtype),
+            proximity=narrow(oracle.init(params)),
             rule=stored(rule.init(params), state_dtype),
             average=first_average(params) if average else (),
         )
@@ -164,15 +168,13 @@ def transformation(
         params = _arrays(params)
         widened = lambda x: x if state_dtype is None else stored(x, algebra_dtype(params))
         gamma = rule.gamma_at(state.taken, state.gamma)
-        direction = oracle.direction(
-            params, inputs, targets, args, gamma, weights, widened(state.proximity)
-        )
+        direction = oracle.direction(params, inputs, targets, args, gamma, weights, state.proximity)
         _check_aux(state.aux, direction.aux)
         if average:
             wide = cast(state.average, direction.value.dtype)
             direction = dataclasses.replace(direction, average=wide)
         step = rule.step(direction, state.taken, widened(state.rule))
-        taken = direction.usable & step.accepted & _representable(step)
+        taken = direction.usable & step.accepted & all_finite(step.displacement)
         eta = jnp.where(taken, step.eta, 0)
         moved = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
         new, inner = then.update(moved, state.then, params, **{"value": direction.value, **extra})
@@ -187,7 +189,7 @@ def transformation(
             aux=kept(direction.aux, state.aux),
             info=_report(direction.value, step),
             then=kept(inner, state.then),
-            proximity=stored(direction.next_state(step.eta, taken), state_dtype),
+            proximity=narrow(direction.next_state(step.eta, taken)),
             rule=kept(stored(step.state, state_dtype), state.rule),
             average=kept(averaged(state.average, params, state.taken), state.average)
             if average
@@ -195,14 +197,6 @@ def transformation(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _representable(step: Step) -> Bool[Array, ""]:
-    """Whether a usable step is finite in the dtypes of the parameters, which may be narrower."""
-    wide = jnp.finfo(step.info.slope.dtype).max
-    narrow = [x for x in jax.tree.leaves(step.displacement) if jnp.finfo(x.dtype).max < wide]
-    finite = jnp.isfinite(step.eta)
-    return finite & all_finite(narrow) if narrow else finite
 
 
 def _arrays(params: PyTree) -> Shapes:

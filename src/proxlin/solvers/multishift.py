@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from proxlin.algebra import Scalar, Vector, add_scaled, count, dot, scale
-from proxlin.solvers.cg import rounding_status, without_products
+from proxlin.solvers.cg import without_products
+from proxlin.solvers.krylov import rounding_status
 from proxlin.solvers.system import Cost, LinearSolver, NormalSystem, Solution
 
 

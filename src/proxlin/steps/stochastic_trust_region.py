@@ -94,13 +94,14 @@ class StochasticTrustRegion(StepRule):
     over the number of steps. The target is not zero, because the step with the largest immediate
     gain is too short for those that follow.
 
-    A negative ratio does not always mean that steps are too long. Batches of one epoch share no
-    example, so that the next one is a little worse for every step, however short. Steps whose
-    curvature is less than a tenth of their slope are therefore judged by a longer memory, the
-    average :math:`\bar w` of the parameters: gamma grows where :math:`\langle \nabla h_S(w),
-    \bar w - w \rangle` is positive on average, because the objective still falls on the way from
-    there, and shrinks where it is negative; by a factor of :math:`e` at most in the time that the
-    average looks back. Without an average such steps leave gamma as it is.
+    The ratio says little if curvature is less than a tenth of the slope. It is mostly noise then;
+    and batches of one epoch share no example, so that the next one is a little worse for every
+    step, however short. Such steps are judged by a longer memory, the average :math:`\bar w` of the
+    parameters. Where :math:`\langle \nabla h_S(w), \bar w - w \rangle` is positive on average, the
+    objective still falls on the way from there: gamma grows by the ratio if that is above the
+    target, and else slowly, by a factor of :math:`e` at most in the time that the average looks
+    back. Where it is negative, gamma shrinks as slowly. Without an average such steps can only
+    make gamma grow.
 
     Gamma changes faster in two cases. At the start, until the ratio first falls to 0.1, it doubles
     while curvature has no effect on the subproblem (its solution keeps 97 % of the gradient step's
@@ -235,7 +236,8 @@ class StochasticTrustRegion(StepRule):
         progress = jnp.zeros_like(one)
         if direction.average is not None:
             progress = dot(grad, optax.tree.sub(direction.average, direction.model.params))
-        weight = weight_in_average(steps).astype(one.dtype)
+        # Before the first step there is no average yet.
+        weight = jnp.where(steps > 0, weight_in_average(steps - 1), 0).astype(one.dtype)
         return state._replace(
             mean=mean,
             ratio=ratio,
@@ -260,7 +262,9 @@ class StochasticTrustRegion(StepRule):
         square = jnp.where(judged.progress_square > 0, judged.progress_square, 1)
         sign = jnp.clip(3 * judged.progress / jnp.sqrt(square), -1, 1)
         slow = jnp.minimum(self.rate, weight_in_average(steps).astype(sign.dtype)) * sign
-        factor = jnp.exp(jnp.where((away > 0) | long, self.rate * away, slow))
+        # A ratio of little curvature is mostly noise, by which gamma must not climb.
+        trusted = long | ((away > 0) & (judged.progress >= 0))
+        factor = jnp.exp(jnp.where(trusted, self.rate * away, slow))
         factor = jnp.where(judged.starting & (direction.kept_slope > 0.97), 2.0, factor)
         return jnp.where(shortened, jnp.exp(-self.rate), factor)
 
