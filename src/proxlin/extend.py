@@ -24,7 +24,15 @@ from proxlin.algebra import (
 )
 from proxlin.direction import Direction, Info
 from proxlin.losses import Factor, Loss
-from proxlin.metrics import Inverse, Metric, apply_roots, inverse_roots, second_moments
+from proxlin.metrics import (
+    DiagonalMetric,
+    Inverse,
+    Metric,
+    Space,
+    apply_roots,
+    inverse_roots,
+    second_moments,
+)
 from proxlin.proximity import Proximity, ProximityState
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import (
@@ -50,6 +58,7 @@ __all__ = [
     "CompositeSolver",
     "ConvexModel",
     "Cost",
+    "DiagonalMetric",
     "Direction",
     "Factor",
     "Factors",
@@ -71,6 +80,7 @@ __all__ = [
     "SmoothSolution",
     "SmoothSolver",
     "Solution",
+    "Space",
     "Status",
     "Step",
     "StepRule",

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import (
-    MetricVector,
     Params,
     Scalar,
     Shapes,
@@ -33,7 +32,7 @@ from proxlin.algebra import (
     scale,
 )
 from proxlin.checks import require
-from proxlin.metrics import Inverse, Metric
+from proxlin.metrics import DiagonalMetric, Inverse, Metric, Space
 from proxlin.regularizers import Regularizer
 
 
@@ -75,6 +74,7 @@ class Proximity:
         params: :math:`w`, in the dtype of the algebra.
         regularizer: :math:`\rho`.
         inverse: :math:`P^{-1}`; None for the identity.
+        scales: :math:`S`, if the metric is diagonal, :math:`P = S^2`; else None.
         last: :math:`P_{\text{last}} d_{\text{last}}`; None without momentum.
         last_weight: :math:`\mu / \gamma`.
         dropped: whether momentum is left out after all, because it led uphill.
@@ -86,6 +86,7 @@ class Proximity:
     params: Params
     regularizer: Regularizer
     inverse: Inverse | None = None
+    scales: Params | None = None
     last: Params | None = None
     last_weight: Scalar | float = 0.0
     dropped: Bool[Array, ""] | bool = False
@@ -101,30 +102,36 @@ class Proximity:
         momentum: Any,
         state: ProximityState,
         taken: Int[Array, ""],
+        curvature: Callable[[], Params],
     ) -> tuple[Proximity, ProximityState]:
         r"""The term for one step, and the state with what its metric has learned.
 
         Args:
             params: the parameters, in the dtype of the algebra.
-            grad: the gradient of the objective there, from which the metric learns.
+            grad: the gradient of the objective there.
             gamma: the regularization.
             regularizer: :math:`\rho`.
             metric: :math:`P`.
             momentum: :math:`\mu`.
             state: the state after the previous steps.
             taken: the number of previous steps.
+            curvature: the diagonal of the Gauss-Newton matrix, from which the metric learns if it
+                does not learn from the gradient.
         """
-        learned = metric.update(state.metric, grad, taken)
+        seen = curvature() if metric.of_curvature else grad
+        learned = metric.update(state.metric, seen, taken)
         last, weight = None, jnp.zeros_like(gamma)
         if has_momentum(momentum):
             last = cast_like(state.momentum, grad)
             weight = jnp.asarray(momentum, gamma.dtype) / gamma
         inverse = metric.inverse(learned, _linear_term(grad, last, weight), taken)
+        scales = metric.scales(learned, taken) if isinstance(metric, DiagonalMetric) else None
         term = cls(
             gamma=gamma,
             params=params,
             regularizer=regularizer,
             inverse=inverse,
+            scales=None if scales is None else cast_like(scales, grad),
             last=last,
             last_weight=weight,
         )
@@ -160,11 +167,7 @@ class Proximity:
             ValueError: for an infinite gamma, if it is known. Under ``jit`` the caller reports it,
                 and a finite number keeps the result from being non-finite.
         """
-        finite = require(
-            jnp.isfinite,
-            lambda g: f"gamma={g}: {message}",
-            self.gamma,
-        )
+        finite = require(jnp.isfinite, lambda g: f"gamma={g}: {message}", self.gamma)
         gamma = jnp.where(finite, self.gamma, jnp.ones_like(self.gamma))
         return dataclasses.replace(self, gamma=gamma), finite
 
@@ -172,9 +175,14 @@ class Proximity:
         r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
         return _linear_term(grad, self.last, self._weight)
 
+    @property
+    def space(self) -> Space:
+        """Parameter space with the metric."""
+        return Space(self.inverse, self.scales)
+
     def precondition(self, y: Params) -> Vector:
         r""":math:`P^{-1} y`, a vector of the space with the metric."""
-        return y if self.inverse is None else MetricVector(y, self.inverse(y))
+        return self.space.precondition(y)
 
     def square(self, d: Vector) -> Scalar:
         r""":math:`\|d\|_P^2 / \gamma`."""

@@ -150,6 +150,7 @@ class Oracle:
             momentum=self.momentum,
             state=state,
             taken=count(taken),
+            curvature=lambda: self._diagonal(model),
         )
         solved = self.subproblem.solve(model, proximity, self.solver)
         self._check_metric(proximity, solved)
@@ -168,6 +169,9 @@ class Oracle:
             state=state,
             objective=lambda displacement: self._at(
                 optax.tree.sub(params, displacement), batches, args
+            ),
+            outputs_at=lambda displacement: self.objective.outputs(
+                optax.tree.sub(params, displacement), model.batches, args
             ),
         )
 
@@ -207,6 +211,11 @@ class Oracle:
             whole=whole and objective.decay is None,
         )
         return value, objective.aux(linearizations), model
+
+    def _diagonal(self, model: ConvexModel) -> Params:
+        """The diagonal of the Gauss-Newton matrix, for a metric that is made of it."""
+        independent = getattr(self.metric, "independent", False)
+        return model.diagonal(independent, getattr(self.metric, "max_elements", 2**26))
 
     def _check_metric(self, proximity: Proximity, solved: Subsolution) -> None:
         if proximity.inverse is not None and not isinstance(solved.d, MetricVector):

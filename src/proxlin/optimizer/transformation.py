@@ -187,10 +187,13 @@ def transformation(
             aux=kept(direction.aux, state.aux),
             info=_report(direction.value, step),
             then=kept(inner, state.then),
-            proximity=kept(
-                stored(direction.next_state(step.eta), state_dtype), state.proximity
+            proximity=kept(stored(direction.next_state(step.eta), state_dtype), state.proximity),
+            rule=kept(
+                stored(step.state, state_dtype),
+                state.rule
+                if step.rejected_state is None
+                else stored(step.rejected_state, state_dtype),
             ),
-            rule=kept(stored(step.state, state_dtype), state.rule),
             average=kept(averaged(state.average, params, state.taken), state.average)
             if average
             else (),
