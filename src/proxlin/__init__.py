@@ -2,6 +2,7 @@
 
 from proxlin import extend as extend
 from proxlin import testing as testing
+from proxlin.batch import Share as Share
 from proxlin.direction import Info as Info
 from proxlin.direction import value_and_direction as value_and_direction
 from proxlin.least_squares import LeastSquaresResult as LeastSquaresResult
@@ -21,7 +22,6 @@ from proxlin.metrics import Euclidean as Euclidean
 from proxlin.metrics import Kronecker as Kronecker
 from proxlin.metrics import Marquardt as Marquardt
 from proxlin.metrics import Metric as Metric
-from proxlin.objective import Share as Share
 from proxlin.objective import Sum as Sum
 from proxlin.objective import Term as Term
 from proxlin.optimizer import ProxLinearState as ProxLinearState

@@ -6,6 +6,7 @@ the few operations on them that the library needs.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -76,7 +77,18 @@ def add_scaled(x: Vector, factor: Any, y: Vector) -> Vector:
 
 def dot(x: Vector, y: Vector) -> Scalar:
     r"""The inner product: :math:`\langle x, P y \rangle` in a metric :math:`P`."""
-    return optax.tree.vdot(covector(x), plain(y))
+    pairs = zip(jax.tree.leaves(covector(x)), jax.tree.leaves(plain(y)), strict=True)
+    vectors, rest = [], []
+    for pair in pairs:
+        (vectors if pair[0].ndim < 2 else rest).append(pair)
+    if vectors:
+        # Most leaves of a network are small vectors. Joined, they compile to one product.
+        rest.append(
+            tuple(
+                jnp.concatenate([jnp.ravel(v) for v in own]) for own in zip(*vectors, strict=True)
+            )
+        )
+    return functools.reduce(jnp.add, [jnp.vdot(a, b) for a, b in rest])
 
 
 def select(condition: Bool[Array, ""], x: Vector, y: Vector) -> Vector:
@@ -90,10 +102,9 @@ def zeros_like(x: Shapes) -> Vector:
 
 
 def all_finite(x: Vector) -> Bool[Array, ""]:
-    """Whether every entry is finite."""
-    # The largest is NaN or infinite if any is; this reads each leaf once, and writes nothing.
-    largest = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(x)]
-    return jnp.all(jnp.stack([jnp.isfinite(number) for number in largest]))
+    """Whether every entry is finite, and small enough to be squared in the dtype of the algebra."""
+    wide = cast(x, algebra_dtype(x))
+    return jnp.isfinite(dot(wide, wide))
 
 
 def algebra_dtype(*trees: PyTree) -> Any:
@@ -113,7 +124,7 @@ def cast_like(x: Vector, like: Vector) -> Vector:
 
 
 def stored(x: Any, dtype: Any) -> Any:
-    """A state with its arrays in this dtype, numbers and integers as they are; for None as it is."""
+    """A state with its arrays in this dtype, but for numbers and integers; None changes nothing."""
     if dtype is None:
         return x
     wide = lambda leaf: jnp.ndim(leaf) > 0 and jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +13,42 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from proxlin.arrays import as_floats, as_targets
-from proxlin.checks import require
+from proxlin.checks import check_integer, require
 from proxlin.losses import Loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A share of a batch, counted in outputs: those of all places of all its examples.
+
+    Whole examples are taken, as few as have that many outputs; an output is a vector of length k.
+
+    Attributes:
+        fraction: of the outputs of the batch.
+        least: the least number of outputs, if the batch has as many.
+
+    Example:
+        >>> share = Share(1 / 8, least=32)
+        >>> share.examples(256, 1), share.examples(100, 1), share.examples(16, 128)
+        (32, 32, 2)
+    """
+
+    fraction: float = 1 / 8
+    least: int = 32
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"{self}: fraction must lie between 0 and 1")
+        check_integer(self, "least", least=1)
+
+    def examples(self, m: int, places: int) -> int:
+        """The number of examples, of ``m`` with outputs at so many places each."""
+        wanted = max(self.least, math.floor(self.fraction * m * places))
+        return min(m, -(-wanted // places))
+
+
+# A number of examples, a function that computes it from the size of the batch, or a share of it.
+Size: TypeAlias = int | Callable[[int], int] | Share
 
 
 class Batch(NamedTuple):

@@ -8,11 +8,12 @@ from typing import Any
 from jaxtyping import PyTree
 
 from proxlin.algebra import Params, Scalar
+from proxlin.batch import Size
 from proxlin.direction.oracle import Oracle
 from proxlin.direction.result import Info
 from proxlin.linearize import Model
 from proxlin.losses import Loss
-from proxlin.objective import Size, Sum
+from proxlin.objective import Sum
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.subproblems import Subproblem, dual_quadratic
 

@@ -9,32 +9,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from proxlin.algebra import (
     MetricVector,
     Params,
     Scalar,
     Shapes,
-    Vector,
     add_scaled,
     all_finite,
     cast,
-    count,
     dot,
     plain,
-    select,
-    zeros_like,
 )
 from proxlin.arrays import as_floats
-from proxlin.batch import Batch
+from proxlin.batch import Batch, Share, Size
 from proxlin.checks import require
 from proxlin.direction.result import Direction
 from proxlin.linearize import Model, check_params
 from proxlin.losses import Loss
 from proxlin.metrics import Euclidean, Metric
-from proxlin.objective import Decay, Objective, Share, Size, Sum, TermOutputs
-from proxlin.proximity import Proximity, ProximityState, check_momentum, has_momentum
+from proxlin.objective import Decay, Objective, Sum
+from proxlin.proximity import Proximity, ProximityState, check_momentum
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.solvers import Status
 from proxlin.subproblems import (
@@ -132,7 +128,6 @@ class Oracle:
         gamma: Any,
         weights: Any,
         state: ProximityState = ProximityState(),
-        taken: Int[Array, ""] | int = 0,
     ) -> Direction:
         """Linearizes the network, builds the convex model and solves the subproblem."""
         check_params(params)
@@ -141,7 +136,9 @@ class Oracle:
         batches = self.objective.batches(params, inputs, targets, args, weights, per_example=sizes)
         gamma, allowed = self._checked(gamma, batches)
         value, aux, model = self._model(params, batches, args)
-        proximity, state = Proximity.of(
+        sound = allowed & jnp.isfinite(value) & all_finite(model.grad)
+        state = state.learned(self.metric, *self._lesson(model, sound))
+        proximity = Proximity.of(
             params=cast(params, gamma.dtype),
             grad=model.grad,
             gamma=gamma,
@@ -149,13 +146,9 @@ class Oracle:
             metric=self.metric,
             momentum=self.momentum,
             state=state,
-            taken=count(taken),
-            curvature=lambda: self._diagonal(model),
         )
         solved = self.subproblem.solve(model, proximity, self.solver)
         self._check_metric(proximity, solved)
-        if has_momentum(self.momentum):
-            proximity, solved = _descending(model, proximity, solved)
         slope = dot(plain(solved.d), model.grad)
         return Direction(
             value=value,
@@ -165,7 +158,7 @@ class Oracle:
             proximity=proximity,
             params=params,
             aux=aux,
-            sound=allowed & jnp.isfinite(value) & all_finite(model.grad),
+            sound=sound,
             state=state,
             objective=lambda displacement: self._at(
                 optax.tree.sub(params, displacement), batches, args
@@ -212,10 +205,13 @@ class Oracle:
         )
         return value, objective.aux(linearizations), model
 
-    def _diagonal(self, model: ConvexModel) -> Params:
-        """The diagonal of the Gauss-Newton matrix, for a metric that is made of it."""
+    def _lesson(self, model: ConvexModel, sound: Bool[Array, ""]) -> tuple[Params, Bool[Array, ""]]:
+        """What the metric learns from, and whether that is sound."""
+        if not self.metric.of_curvature:
+            return model.grad, sound
         independent = getattr(self.metric, "independent", False)
-        return model.diagonal(independent, getattr(self.metric, "max_elements", 2**26))
+        diagonal = model.diagonal(independent, getattr(self.metric, "max_elements", 2**26))
+        return diagonal, sound & all_finite(diagonal)
 
     def _check_metric(self, proximity: Proximity, solved: Subsolution) -> None:
         if proximity.inverse is not None and not isinstance(solved.d, MetricVector):
@@ -232,28 +228,6 @@ class Oracle:
         return value + self.regularizer.value(params).astype(value.dtype)
 
 
-def _descending(
-    model: ConvexModel, proximity: Proximity, solved: Subsolution
-) -> tuple[Proximity, Subsolution]:
-    """The same, or without momentum and inner steps if momentum has made ``d`` ascend."""
-    slope = dot(plain(solved.d), model.grad)
-    ascends = slope <= 0
-    known = solved.change is not None
-
-    def gradient_step() -> tuple[Vector, TermOutputs | None]:
-        d = proximity.conjugate_grad(proximity.precondition(model.grad))
-        return d, model.jvp(plain(d)) if known else None
-
-    d, change = jax.lax.cond(ascends, gradient_step, lambda: (solved.d, solved.change))
-    # At a critical point the slope is zero, and nothing was replaced.
-    inexact = (slope < 0) & (solved.cost.status == Status.OK)
-    cost = solved.cost.with_status(Status.INEXACT, where=inexact)
-    cost = cost.plus(jvps=count(ascends & known))
-    # A prediction that came for free would belong to the other direction.
-    solved = solved._replace(d=d, change=change, predicted=None, cost=cost)
-    return proximity.without_momentum(ascends), solved
-
-
 def _usable(
     solved: Subsolution,
     proximity: Proximity,
@@ -261,10 +235,7 @@ def _usable(
     slope: Scalar,
     allowed: Bool[Array, ""],
 ) -> Subsolution:
-    """The solution with its final status, and the VJP of the gradient added to its cost.
-
-    If it is not usable, its direction becomes zero.
-    """
+    """The solution with its final status, and the VJP of the gradient added to its cost."""
     # An entry of d that is not finite makes the slope so, even against a zero of the gradient.
     finite = jnp.isfinite(value) & jnp.isfinite(slope)
     if isinstance(solved.d, MetricVector):
@@ -275,4 +246,4 @@ def _usable(
     cost = cost.with_status(Status.ASCENT, where=ascends)
     cost = cost.with_status(Status.NON_FINITE, where=~finite)
     cost = cost.with_status(Status.BAD_VALUE, where=~allowed)
-    return solved._replace(d=select(cost.usable, solved.d, zeros_like(solved.d)), cost=cost)
+    return solved._replace(cost=cost)

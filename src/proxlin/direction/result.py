@@ -78,8 +78,8 @@ class Direction:
     Attributes:
         value: the objective :math:`h` at the parameters.
         slope: :math:`\langle d, \nabla h \rangle`.
-        solved: the solution of the subproblem; its direction is zero if it is not usable, and its
-            cost is that of the whole direction.
+        solved: the solution of the subproblem, usable or not; its cost is that of the whole
+            direction.
         model: the convex model it comes from.
         proximity: the proximity term, with the gamma that was used.
         params: the parameters.
@@ -111,7 +111,8 @@ class Direction:
     @property
     def d(self) -> Params:
         """The direction in the dtypes of the parameters; zero if it is not usable."""
-        return cast_like(plain(self.solved.d), self.params)
+        own = lambda x: jnp.where(self.usable, x, jnp.zeros_like(x))
+        return cast_like(jax.tree.map(own, plain(self.solved.d)), self.params)
 
     @property
     def cost(self) -> Cost:
@@ -264,9 +265,12 @@ class Direction:
         bend = add_scaled(bend, 1, change)
         return found, self.solved.correction(self.model.factors().rmv(bend))
 
-    def next_state(self, eta: Scalar) -> ProximityState:
-        r"""The state of the proximity term after a step :math:`\eta d`."""
-        return self.state.after(self.solved.d, eta)
+    def next_state(self, eta: Scalar, taken: Bool[Array, ""]) -> ProximityState:
+        r"""The state of the proximity term after a step :math:`\eta d`, if it is taken.
+
+        If momentum has spoiled the direction, the next one does without.
+        """
+        return self.state.after(self.solved.d, eta, taken, drop=self.sound & ~self.usable)
 
     def spend(self, *, jvps: int | Array = 0) -> Direction:
         """The same, with more products in its cost."""

@@ -185,7 +185,6 @@ class _Problem:
             state.gamma,
             None,
             state.proximity,
-            state.steps,
         )
         return direction if self.bounds is None else self.bounds.project(direction)
 
@@ -203,7 +202,7 @@ class _Problem:
         return _Loop(
             params=kept(moved, state.params),
             gamma=jnp.where(direction.sound, step.gamma.astype(state.gamma.dtype), state.gamma),
-            proximity=kept(direction.next_state(step.eta), state.proximity),
+            proximity=direction.next_state(step.eta, taken),
             rule=kept(step.state, step.rejected_state),
             steps=state.steps + 1,
             rejected=state.rejected + count(~taken & (ending == Ending.RUNNING)),

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.algebra import Number, Params, Shapes
 from proxlin.checks import check_integer
-from proxlin.metrics.base import Inverse, Metric, check, unbiased, zeros
+from proxlin.metrics.base import Inverse, Metric, average, check, unbiased, zeros
 from proxlin.metrics.roots import inverse_roots_of
 
 Matrix = Float[Array, "rows columns"]
@@ -25,15 +25,12 @@ class KroneckerState(NamedTuple):
 
     Attributes:
         moments: for each matrix, averages of the blocks of :math:`G G^\top` and :math:`G^\top G`;
-            for each vector, the average of its squares; in units of ``scales`` squared.
+            for each vector, the average of its squares.
         roots: the inverse roots of the moments when they were last computed.
-        scales: for each leaf, the size of its gradients, so that no square overflows. Constant
-            factors of the roots do not matter.
     """
 
     moments: PyTree[Array]
     roots: PyTree[Array]
-    scales: PyTree[Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,45 +85,29 @@ class Kronecker(Metric):
 
     def init(self, params: Shapes) -> KroneckerState:
         """Zeros; the first step replaces the roots."""
-        start = zeros(params)
-        moments = jax.tree.map(lambda w: second_moments(w, self.block_size), start)
-        scales = jax.tree.map(_largest, start)
-        return KroneckerState(moments=moments, roots=moments, scales=scales)
+        moments = jax.tree.map(lambda w: second_moments(w, self.block_size), zeros(params))
+        return KroneckerState(moments=moments, roots=moments)
 
     def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
         """Averages the moments every few steps, and computes their roots once in ``every``."""
-        grad = jax.tree.map(lambda g, s: g.astype(s.dtype), grad, state.scales)
         pause = max(1, self.every // _MOMENTS_A_ROOT)
         decay = self.decay**pause
 
-        def average() -> tuple[PyTree[Array], PyTree[Array]]:
-            return self._averaged(state.moments, state.scales, grad, decay)
+        def averaged() -> PyTree[Array]:
+            def one(g: Array, old: Any) -> Any:
+                new = second_moments(g.astype(jax.tree.leaves(old)[0].dtype), self.block_size)
+                return average(old, new, decay)
 
-        moments, scales = jax.lax.cond(
-            taken % pause == 0, average, lambda: (state.moments, state.scales)
-        )
+            return jax.tree.map(one, grad, state.moments)
+
+        moments = jax.lax.cond(taken % pause == 0, averaged, lambda: state.moments)
 
         def roots() -> PyTree[Array]:
             mean = unbiased(moments, decay, taken // pause)
             return inverse_roots(grad, mean, self.root, self.epsilon)
 
         latest = jax.lax.cond(taken % self.every == 0, roots, lambda: state.roots)
-        return KroneckerState(moments=moments, roots=latest, scales=scales)
-
-    def _averaged(
-        self, moments: PyTree[Array], scales: PyTree[Array], grad: Params, decay: Number
-    ) -> tuple[PyTree[Array], PyTree[Array]]:
-        """Moments with those of one more gradient, and their scales."""
-        largest = lambda s, g: jnp.maximum(_largest(g), decay**0.5 * s)
-        new_scales = jax.tree.map(largest, scales, grad)
-
-        def average(g: Array, old: Any, before: Array, after: Array) -> Any:
-            after = _or_one(after)
-            new = second_moments(g / after, self.block_size)
-            fade = decay * (before / after) ** 2
-            return jax.tree.map(lambda a, b: fade * a + (1 - decay) * b, old, new)
-
-        return jax.tree.map(average, grad, moments, scales, new_scales), new_scales
+        return KroneckerState(moments=moments, roots=latest)
 
     def inverse(self, state: KroneckerState, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
         """Multiplies by the roots on both sides."""
@@ -134,9 +115,7 @@ class Kronecker(Metric):
             lambda x, own: jax.tree.map(lambda r: r.astype(x.dtype), own), linear_term, state.roots
         )
         apply = lambda x, own: apply_roots(x, own, self.block_size)
-        unit = lambda x, scale: jnp.maximum(_or_one(scale).astype(x.dtype), _largest(x))
-        ratio = lambda x, own, scale: _ratio(x, apply(x, own), unit(x, scale))
-        lengths = jax.tree.map(ratio, linear_term, roots, state.scales)
+        lengths = jax.tree.map(lambda x, own: _ratio(x, apply(x, own)), linear_term, roots)
         return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, roots, lengths)
 
 
@@ -145,8 +124,11 @@ def second_moments(g: Array, block_size: int) -> Any:
     if _is_vector(g):
         return g * g
     matrix = _matrix(g)
-    rows, columns = _rows(matrix, block_size), _columns(matrix, block_size)
-    return rows @ rows.swapaxes(1, 2), columns.swapaxes(1, 2) @ columns
+    rows = _rows(matrix, block_size)
+    columns = _columns(matrix, block_size)
+    size = columns[0].shape[1]
+    pad = lambda c: jnp.pad(c.T @ c, [(0, size - c.shape[1])] * 2)
+    return rows @ rows.swapaxes(1, 2), jnp.stack([pad(c) for c in columns])
 
 
 def inverse_roots(g: PyTree[Array], moments: Any, root: int, epsilon: Number) -> Any:
@@ -177,11 +159,8 @@ def apply_roots(x: Array, roots: Any, block_size: int) -> Array:
     left, right = roots
     matrix = _matrix(x)
     product = (left @ _rows(matrix, block_size)).reshape(-1, matrix.shape[1])[: len(matrix)]
-    # Slices, not a stack of column blocks: two transposes of the whole matrix would cost as much as
-    # the products.
-    size = right.shape[-1]
-    slices = [product[:, i * size : (i + 1) * size] for i in range(len(right))]
-    columns = [s @ r[: s.shape[1], : s.shape[1]] for s, r in zip(slices, right, strict=True)]
+    pairs = zip(_columns(product, block_size), right, strict=True)
+    columns = [c @ r[: c.shape[1], : c.shape[1]] for c, r in pairs]
     return jnp.concatenate(columns, axis=1).reshape(x.shape)
 
 
@@ -199,10 +178,10 @@ def _largest(x: Array) -> Float[Array, ""]:
     return jnp.max(jnp.abs(x), initial=0)
 
 
-def _ratio(x: Array, y: Array, unit: Array) -> Float[Array, ""]:
-    """The length of x over that of y, or one if y vanishes, without squares that overflow."""
-    lengths = [jnp.sqrt(jnp.sum((v / unit) ** 2)) for v in (x, y)]
-    return jnp.where(lengths[1] > 0, lengths[0] / _or_one(lengths[1]), 1)
+def _ratio(x: Array, y: Array) -> Float[Array, ""]:
+    """The length of x over that of y, or one if y vanishes."""
+    squares = jnp.vdot(x, x), jnp.vdot(y, y)
+    return jnp.where(squares[1] > 0, jnp.sqrt(squares[0]) / jnp.sqrt(_or_one(squares[1])), 1)
 
 
 def _matrix(x: Array) -> Matrix:
@@ -216,12 +195,11 @@ def _rows(matrix: Matrix, block_size: int) -> Float[Array, "blocks n columns"]:
     return jnp.pad(matrix, [(0, blocks * size - rows), (0, 0)]).reshape(blocks, size, columns)
 
 
-def _columns(matrix: Matrix, block_size: int) -> Float[Array, "blocks rows n"]:
-    """The columns in blocks of equal size, padded with zeros."""
-    rows, columns = matrix.shape
-    blocks, size = _blocks(columns, block_size)
-    padded = jnp.pad(matrix, [(0, 0), (0, blocks * size - columns)])
-    return padded.reshape(rows, blocks, size).swapaxes(0, 1)
+def _columns(matrix: Matrix, block_size: int) -> list[Matrix]:
+    """The columns in blocks of equal size, but for the last one."""
+    # Not one stack of blocks: transposing the whole matrix costs as much as a product.
+    blocks, size = _blocks(matrix.shape[1], block_size)
+    return [matrix[:, i * size : (i + 1) * size] for i in range(blocks)]
 
 
 def _blocks(length: int, block_size: int) -> tuple[int, int]:

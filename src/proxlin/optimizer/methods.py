@@ -11,15 +11,16 @@ from typing import Any
 import optax
 
 from proxlin.algebra import Number
+from proxlin.batch import Size
 from proxlin.direction import Oracle
 from proxlin.linearize import Model
 from proxlin.losses import Loss
-from proxlin.metrics import Euclidean, Kronecker, Metric
-from proxlin.objective import Share, Size, Sum
+from proxlin.metrics import Euclidean, Metric
+from proxlin.objective import Sum
 from proxlin.optimizer.transformation import transformation
 from proxlin.regularizers import Regularizer, Zero
-from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, StepRule, StochasticTrustRegion
-from proxlin.subproblems import Subproblem, dual_quadratic, primal_quadratic
+from proxlin.steps import Armijo, Fixed, ScalarOrSchedule, StepRule
+from proxlin.subproblems import Subproblem, dual_quadratic
 
 
 def prox_linear(
@@ -83,6 +84,9 @@ def prox_linear(
         mask: which parameters decay, as in ``optax.adamw``: a tree of booleans, or a function
             that makes one of the parameters; None for all.
         average: whether to keep an average of the parameters, for :func:`proxlin.eval_params`.
+        state_dtype: what the metric, the momentum and the state of the rule are stored in between
+            steps, such as ``jnp.bfloat16``; all computations are in the dtype of the algebra. None
+            is that dtype.
         has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: with ``has_aux``, the first ``state.aux``, of the structure the model returns.
 
@@ -246,76 +250,4 @@ def armijo_spl(
         curvature_size=curvature_size,
         chunk_size=chunk_size,
         has_aux=has_aux,
-    )
-
-
-def auto(
-    model: Model | Sum,
-    loss: Loss | None = None,
-    *,
-    steps: int | None = None,
-    weight_decay: Number = 0.0,
-    mask: Any = None,
-    chunk_size: int | None = None,
-    has_aux: bool = False,
-    init_aux: Any = None,
-) -> optax.GradientTransformationExtraArgs:
-    r"""Prox-linear steps with nothing to tune.
-
-    :func:`prox_linear` on the quadratic primal, with
-
-    - curvature from an eighth of the outputs of the batch, at least 32, and two conjugate-gradient
-      steps;
-    - the proximity term in a metric that is learned from gradients, :class:`proxlin.Kronecker`, and
-      around 0.9 times the last step;
-    - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
-      until curvature or the next batch shows that steps are long enough, and adapts from then on;
-    - an average of the parameters to evaluate with, :func:`proxlin.eval_params`.
-
-    There is no learning rate, nor any other number to inject. Each piece is an option of
-    :func:`prox_linear`.
-
-    Args:
-        model: as in :func:`prox_linear`.
-        loss: as in :func:`prox_linear`; it needs a Hessian factor.
-        steps: the number of steps of the training, if it is known: steps then shrink to nothing
-            over the second half of it.
-        weight_decay: as in :func:`prox_linear`.
-        mask: as in :func:`prox_linear`.
-        chunk_size: as in :func:`proxlin.value_and_direction`.
-        has_aux: whether the model returns ``(outputs, aux)``.
-        init_aux: as in :func:`prox_linear`.
-
-    Returns:
-        An Optax transformation with a :class:`proxlin.ProxLinearState`.
-
-    Raises:
-        TypeError, ValueError: as :func:`prox_linear`.
-
-    Example:
-        >>> import jax.numpy as jnp, optax
-        >>> from proxlin import Logistic
-        >>> opt = auto(lambda w, x: x @ w, Logistic())
-        >>> w, x, y = jnp.zeros((2, 2)), jnp.eye(2), jnp.array([0, 1])
-        >>> state = opt.init(w)
-        >>> for _ in range(30):
-        ...     updates, state = opt.update(None, state, w, inputs=x, targets=y)
-        ...     w = optax.apply_updates(w, updates)
-        >>> bool(state.info.value < 0.1)
-        True
-    """
-    return prox_linear(
-        model,
-        loss,
-        step=StochasticTrustRegion(steps=steps),
-        metric=Kronecker(),
-        momentum=0.9,
-        subproblem=primal_quadratic,
-        curvature_size=Share(1 / 8, least=32),
-        chunk_size=chunk_size,
-        weight_decay=weight_decay,
-        mask=mask,
-        average=True,
-        has_aux=has_aux,
-        init_aux=init_aux,
     )

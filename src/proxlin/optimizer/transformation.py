@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from proxlin.algebra import Scalar, Shapes, algebra_dtype, all_finite, cast, count, stored
 from proxlin.average import averaged, first_average
@@ -165,14 +165,14 @@ def transformation(
         widened = lambda x: x if state_dtype is None else stored(x, algebra_dtype(params))
         gamma = rule.gamma_at(state.taken, state.gamma)
         direction = oracle.direction(
-            params, inputs, targets, args, gamma, weights, widened(state.proximity), state.taken
+            params, inputs, targets, args, gamma, weights, widened(state.proximity)
         )
         _check_aux(state.aux, direction.aux)
         if average:
             wide = cast(state.average, direction.value.dtype)
             direction = dataclasses.replace(direction, average=wide)
         step = rule.step(direction, state.taken, widened(state.rule))
-        taken = direction.usable & step.accepted & all_finite(step.displacement)
+        taken = direction.usable & step.accepted & _representable(step)
         eta = jnp.where(taken, step.eta, 0)
         moved = jax.tree.map(lambda x: jnp.where(taken, x, 0), step.displacement)
         new, inner = then.update(moved, state.then, params, **{"value": direction.value, **extra})
@@ -187,7 +187,7 @@ def transformation(
             aux=kept(direction.aux, state.aux),
             info=_report(direction.value, step),
             then=kept(inner, state.then),
-            proximity=kept(stored(direction.next_state(step.eta), state_dtype), state.proximity),
+            proximity=stored(direction.next_state(step.eta, taken), state_dtype),
             rule=kept(
                 stored(step.state, state_dtype),
                 state.rule
@@ -200,6 +200,14 @@ def transformation(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _representable(step: Step) -> Bool[Array, ""]:
+    """Whether a usable step is finite in the dtypes of the parameters, which may be narrower."""
+    wide = jnp.finfo(step.info.slope.dtype).max
+    narrow = [x for x in jax.tree.leaves(step.displacement) if jnp.finfo(x.dtype).max < wide]
+    finite = jnp.isfinite(step.eta)
+    return finite & all_finite(narrow) if narrow else finite
 
 
 def _arrays(params: PyTree) -> Shapes:

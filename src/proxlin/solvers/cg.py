@@ -9,8 +9,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from proxlin.algebra import Scalar, Vector, add_scaled, count, dot, scale, select, zeros_like
+from proxlin.algebra import (
+    MetricVector,
+    Scalar,
+    Vector,
+    add_scaled,
+    count,
+    dot,
+    scale,
+    select,
+    zeros_like,
+)
 from proxlin.checks import check_integer
+from proxlin.solvers.krylov import rounding_status, two_steps
 from proxlin.solvers.system import Cost, LinearSolver, NormalSystem, Solution, Status
 
 # Not lineax.CG or jax.scipy.sparse.linalg.cg: both loop, and Jacobian products of convolutions
@@ -68,6 +79,8 @@ class CG(LinearSolver):
         """Takes ``max_steps`` steps, or fewer if they are enough or one breaks down."""
         if self.max_steps == 0:
             return without_products(system)
+        if self.max_steps == 2 and isinstance(system.rhs, MetricVector):
+            return two_steps(system)
         state = _start(system)
         if self.max_steps <= _UNROLLED_STEPS:
             for _ in range(self.max_steps - 1):
@@ -151,13 +164,11 @@ def _step(system: NormalSystem, state: _State, *, last: bool) -> _State:
     broken = ~state.frozen & ~((curvature > 0) & jnp.isfinite(curvature))
     take = ~state.frozen & ~broken
     a = jnp.where(take, state.rr / jnp.where(curvature > 0, curvature, 1), 0)
-    # Not finite after a breakdown, and then never returned.
-    now = _Iterate(add_scaled(state.now.x, a, state.q), add_scaled(state.now.misfit, -a, mq))
-    keep = take & _descends(system, now.misfit)
+    now, kept, keep = _advanced(system, state, a, mq, take)
     per_length = 1 / jnp.where(qq > 0, qq, 1)
     state = state._replace(
         now=now,
-        kept=select(keep, now, state.kept),
+        kept=kept,
         residual=jnp.where(take, _relative(state.rr, state.rr0), state.residual),
         stretch=jnp.where(take, jnp.maximum(state.stretch, square * per_length), state.stretch),
         least=jnp.where(take, jnp.minimum(state.least, curvature * per_length), state.least),
@@ -182,38 +193,29 @@ def _step(system: NormalSystem, state: _State, *, last: bool) -> _State:
     )
 
 
+def _advanced(
+    system: NormalSystem, state: _State, a: Scalar, mq: Vector, take: Bool[Array, ""]
+) -> tuple[_Iterate, _Iterate, Bool[Array, ""]]:
+    """The next iterate, the one to return, and whether they are the same."""
+    if system.data is None:  # every iterate descends
+        step = lambda x, factor, y: select(take, add_scaled(x, factor, y), x)
+        now = _Iterate(step(state.now.x, a, state.q), step(state.now.misfit, -a, mq))
+        return now, now, take
+    # Not finite after a breakdown, and then never returned.
+    now = _Iterate(add_scaled(state.now.x, a, state.q), add_scaled(state.now.misfit, -a, mq))
+    keep = take & _descends(system, now.misfit)
+    return now, select(keep, now, state.kept), keep
+
+
 def _relative(rr: Scalar, rr0: Scalar) -> Scalar:
     return jnp.sqrt(rr) / jnp.sqrt(jnp.where(rr0 > 0, rr0, 1))
 
 
 def _descends(system: NormalSystem, misfit: Vector) -> Bool[Array, ""]:
     """Whether the slope of the dual direction exceeds rounding."""
-    if system.data is None:
-        return jnp.asarray(True)
     eps = jnp.finfo(system.shift.dtype).eps
     lengths = jnp.sqrt(dot(misfit, misfit)) * jnp.sqrt(dot(system.data, system.data))
     return dot(misfit, system.data) > 10 * eps * lengths
-
-
-def rounding_status(
-    system: NormalSystem, stretch: Scalar, least: Scalar, misfit: Vector
-) -> Int[Array, ""]:
-    r"""OK, or INEXACT if rounding may have changed a tenth of the result.
-
-    Args:
-        system: what was solved.
-        stretch: the largest :math:`\|M q\|^2 / \|q\|^2` seen.
-        least: the least :math:`\langle q, A q \rangle / \|q\|^2`, for systems without a shift.
-        misfit: the misfit of the result.
-    """
-    least = jnp.where(system.shift > 0, system.shift, least)
-    condition = 1 + stretch / jnp.where(least > 0, least, 1)
-    if system.data is not None:
-        length = dot(misfit, misfit)
-        share = jnp.sqrt(dot(system.data, system.data) / jnp.where(length > 0, length, 1))
-        condition = jnp.sqrt(condition) * share
-    small = jnp.finfo(condition.dtype).eps * condition <= 0.1
-    return jnp.where(small, count(Status.OK), count(Status.INEXACT))
 
 
 def without_products(system: NormalSystem) -> Solution:

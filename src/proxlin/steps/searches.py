@@ -203,5 +203,5 @@ def _model_derivative(direction: Direction, change: TermOutputs) -> Callable[[Sc
     """The derivative of the convex model in eta, given the change J d of the outputs."""
     d = direction.solved.d
     of_model = direction.model.slope_along(plain(d), change)
-    of_proximity = direction.proximity.slope_along(d)
+    of_proximity = direction.proximity.slope_along(d, direction.model.grad)
     return lambda eta: of_model(eta) + of_proximity(eta)

@@ -123,7 +123,7 @@ class ConvexModel:
 
         if self.whole:
             return own
-        correction = dot(self.grad, d) - dot(change, self.output_grad(self.outputs))
+        correction = dot(d, self.grad) - dot(change, self.output_grad(self.outputs))
         decay = self._decay_along(d)
         return lambda eta: own(eta) - correction + eta * decay
 

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 from proxlin.algebra import (
     Params,
     Scalar,
-    Shapes,
     Vector,
     add_scaled,
-    algebra_dtype,
     cast_like,
     covector,
     dot,
@@ -33,33 +30,8 @@ from proxlin.algebra import (
 )
 from proxlin.checks import require
 from proxlin.metrics import DiagonalMetric, Inverse, Metric, Space
+from proxlin.proximity.state import ProximityState, has_momentum
 from proxlin.regularizers import Regularizer
-
-
-class ProximityState(NamedTuple):
-    r"""The state of the proximity term; a plain pytree, empty without a metric and momentum.
-
-    Attributes:
-        metric: the state of the metric.
-        momentum: :math:`\eta P d` of the last step, in the metric of that step.
-    """
-
-    metric: Any = ()
-    momentum: Params | tuple[()] = ()
-
-    @classmethod
-    def init(cls, params: Shapes, metric: Metric, momentum: Any) -> ProximityState:
-        """The state before the first step."""
-        dtype = algebra_dtype(params)
-        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
-        return cls(metric.init(params), zeros if has_momentum(momentum) else ())
-
-    def after(self, d: Vector, eta: Scalar) -> ProximityState:
-        r"""The state after a step :math:`\eta d`."""
-        if not jax.tree.leaves(self.momentum):
-            return self
-        shorten = lambda x, old: eta.astype(old.dtype) * x.astype(old.dtype)
-        return self._replace(momentum=jax.tree.map(shorten, covector(d), self.momentum))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +49,6 @@ class Proximity:
         scales: :math:`S`, if the metric is diagonal, :math:`P = S^2`; else None.
         last: :math:`P_{\text{last}} d_{\text{last}}`; None without momentum.
         last_weight: :math:`\mu / \gamma`.
-        dropped: whether momentum is left out after all, because it led uphill.
 
     With a metric or momentum there is no regularizer: its prox would have to be in the metric.
     """
@@ -89,7 +60,6 @@ class Proximity:
     scales: Params | None = None
     last: Params | None = None
     last_weight: Scalar | float = 0.0
-    dropped: Bool[Array, ""] | bool = False
 
     @classmethod
     def of(
@@ -101,10 +71,8 @@ class Proximity:
         metric: Metric,
         momentum: Any,
         state: ProximityState,
-        taken: Int[Array, ""],
-        curvature: Callable[[], Params],
-    ) -> tuple[Proximity, ProximityState]:
-        r"""The term for one step, and the state with what its metric has learned.
+    ) -> Proximity:
+        r"""The term for one step.
 
         Args:
             params: the parameters, in the dtype of the algebra.
@@ -113,34 +81,32 @@ class Proximity:
             regularizer: :math:`\rho`.
             metric: :math:`P`.
             momentum: :math:`\mu`.
-            state: the state after the previous steps.
-            taken: the number of previous steps.
-            curvature: the diagonal of the Gauss-Newton matrix, from which the metric learns if it
-                does not learn from the gradient.
+            state: the state, whose metric has learned from the gradient.
         """
-        seen = curvature() if metric.of_curvature else grad
-        learned = metric.update(state.metric, seen, taken)
         last, weight = None, jnp.zeros_like(gamma)
         if has_momentum(momentum):
             last = cast_like(state.momentum, grad)
             weight = jnp.asarray(momentum, gamma.dtype) / gamma
-        inverse = metric.inverse(learned, _linear_term(grad, last, weight), taken)
-        scales = metric.scales(learned, taken) if isinstance(metric, DiagonalMetric) else None
-        term = cls(
+        inverse = scales = None
+        if not metric.is_identity:
+            term = _linear_term(grad, last, weight)
+            inverse = metric.inverse(state.metric, term, state.seen - 1)
+        if isinstance(metric, DiagonalMetric):
+            scales = cast_like(metric.scales(state.metric, state.seen - 1), grad)
+        return cls(
             gamma=gamma,
             params=params,
             regularizer=regularizer,
             inverse=inverse,
-            scales=None if scales is None else cast_like(scales, grad),
+            scales=scales,
             last=last,
             last_weight=weight,
         )
-        return term, state._replace(metric=learned)
 
     @property
     def momentum(self) -> Params | None:
         r""":math:`s`, the momentum of the linear term; None without momentum."""
-        return None if self.last is None else scale(self._weight, self.last)
+        return None if self.last is None else scale(self.last_weight, self.last)
 
     @property
     def has_momentum(self) -> bool:
@@ -173,7 +139,7 @@ class Proximity:
 
     def linear_term(self, grad: Params) -> Params:
         r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
-        return _linear_term(grad, self.last, self._weight)
+        return _linear_term(grad, self.last, self.last_weight)
 
     @property
     def space(self) -> Space:
@@ -188,19 +154,20 @@ class Proximity:
         r""":math:`\|d\|_P^2 / \gamma`."""
         return dot(d, d) / self.gamma
 
-    def slope_along(self, d: Vector) -> Callable[[Scalar], Scalar]:
+    def slope_along(self, d: Vector, grad: Params) -> Callable[[Scalar], Scalar]:
         r"""The derivative of :math:`r(\eta d)` in :math:`\eta`, without a regularizer."""
         square = self.square(d)
         if self.last is None:
             return lambda eta: eta * square
-        momentum = self._weight * dot(self.last, plain(d))
+        # The slope of the linear term is known from :meth:`kept_slope`, that of the gradient, too.
+        momentum = dot(plain(d), self.linear_term(grad)) - dot(plain(d), grad)
         return lambda eta: eta * square - momentum
 
     def value(self, d: Vector) -> Scalar:
         r""":math:`r(d)`."""
         square = dot(d, d) / (2 * self.gamma)
         if self.last is not None:
-            square = square - self._weight * dot(self.last, plain(d))
+            square = square - self.last_weight * dot(self.last, plain(d))
         return square + self.regularizer.value(add_scaled(self.params, -1, plain(d)))
 
     @property
@@ -257,15 +224,14 @@ class Proximity:
         r"""The slope of ``d``, relative to that of the gradient step :math:`\gamma P^{-1} y`.
 
         :math:`\langle d, y \rangle / (\gamma \langle y, P^{-1} y \rangle)` for the linear term
-        :math:`y`: one if curvature has no effect, and less the more effect it has. Where momentum
-        is dropped, ``d`` is that step.
+        :math:`y`: one if curvature has no effect, and less the more effect it has.
         """
-        # The term that the subproblem was solved with: its product with P^-1 is there already.
-        term = self.precondition(_linear_term(grad, self.last, self.last_weight))
+        # The subproblem was solved with this term: its product with P^-1 is there already.
+        term = self.precondition(self.linear_term(grad))
         whole = self.gamma * dot(term, term)
         vanishes = whole == 0
         kept = dot(plain(d), covector(term)) / jnp.where(vanishes, 1, whole)
-        return jnp.where(vanishes | self.dropped, 1, kept)
+        return jnp.where(vanishes, 1, kept)
 
     def descends(self, d: Vector, slope: Scalar) -> Bool[Array, ""]:
         """Whether the objective, linearized except for its regularizer, does not rise along d."""
@@ -273,28 +239,6 @@ class Proximity:
         rounding = 10 * jnp.finfo(slope.dtype).eps * (jnp.abs(self.penalty) + jnp.abs(slope))
         return slope + self.penalty_decrease(d) >= (0 if self.smooth else -rounding)
 
-    def without_momentum(self, where: Bool[Array, ""]) -> Proximity:
-        """The term without momentum if the condition holds."""
-        return dataclasses.replace(self, dropped=where)
-
-    @property
-    def _weight(self) -> Scalar:
-        return jnp.where(self.dropped, jnp.zeros_like(self.gamma), self.last_weight)
-
 
 def _linear_term(grad: Params, last: Params | None, weight: Scalar | float) -> Params:
     return grad if last is None else add_scaled(grad, weight, last)
-
-
-def has_momentum(momentum: Any) -> bool:
-    """Whether there is momentum, now or later: an injected array may be zero only for now."""
-    return isinstance(momentum, jax.Array) or bool(momentum != 0)
-
-
-def check_momentum(momentum: Any) -> Bool[Array, ""]:
-    """Whether momentum is allowed; raises if it is known not to be."""
-    return require(
-        lambda m: (m >= 0) & (m < 1),
-        lambda m: f"momentum={m!r}: give a number in [0, 1)",
-        momentum,
-    )

@@ -9,162 +9,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PyTree
 
-from proxlin.algebra import Number, Params, Scalar, algebra_dtype, dot
-from proxlin.batch import Batch, check_inputs, make_batch
-from proxlin.checks import check_integer
+from proxlin.algebra import Params, Scalar, algebra_dtype
+from proxlin.batch import Batch, Share, Size, check_inputs, make_batch
 from proxlin.linearize import Linearization, Model, check_outputs, evaluate, linearize
 from proxlin.losses import Loss
+from proxlin.objective.decay import Decay
+from proxlin.objective.terms import Sum, Term
 
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """A share of a batch, counted in outputs: those of all places of all its examples.
-
-    Whole examples are taken, as few as have that many outputs; an output is a vector of length k.
-
-    Attributes:
-        fraction: of the outputs of the batch.
-        least: the least number of outputs, if the batch has as many.
-
-    Example:
-        >>> share = Share(1 / 8, least=32)
-        >>> share.examples(256, 1), share.examples(100, 1), share.examples(16, 128)
-        (32, 32, 2)
-    """
-
-    fraction: float = 1 / 8
-    least: int = 32
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"{self}: fraction must lie between 0 and 1")
-        check_integer(self, "least", least=1)
-
-    def examples(self, m: int, places: int) -> int:
-        """The number of examples, of ``m`` with outputs at so many places each."""
-        wanted = max(self.least, math.floor(self.fraction * m * places))
-        return min(m, -(-wanted // places))
-
-
-# A number of examples, a function that computes it from the size of the batch, or a share of it.
-Size: TypeAlias = int | Callable[[int], int] | Share
 # A vector of output space: one array (m, ..., k) for each term.
 TermOutputs: TypeAlias = tuple[Float[Array, "..."], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Term:
-    r"""A model and its loss, with a weight: :math:`\lambda\, \frac1m \sum_i \ell_i(f_i(w))`.
-
-    Attributes:
-        model: ``model(params, inputs, *args) -> outputs`` of shape ``(m, ..., k)``.
-        loss: a convex loss.
-        weight: :math:`\lambda`, a positive number.
-
-    Raises:
-        TypeError, ValueError: for anything else.
-    """
-
-    model: Model
-    loss: Loss
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not callable(self.model):
-            raise TypeError(f"model must be a function model(params, inputs), not {self.model!r}")
-        if not isinstance(self.loss, Loss):
-            raise TypeError(
-                f"loss must be a proxlin.Loss such as Logistic(), not {self.loss!r}; wrap a convex "
-                "function as FromFunction(fn)"
-            )
-        if not isinstance(self.weight, int | float) or not 0 < self.weight < math.inf:
-            raise ValueError(
-                f"Term(weight={self.weight!r}): give a positive number, and leave out terms of "
-                "weight zero"
-            )
-
-
-@dataclasses.dataclass(frozen=True, init=False)
-class Sum:
-    r"""A sum of terms, in place of a model and a loss.
-
-    .. math:: h(w) = \sum_t \lambda_t\, \frac1{m_t} \sum_{i=1}^{m_t} \ell_{t,i}(f_{t,i}(w))
-
-    such as the interior, the boundary and the data of a physics-informed network, or several
-    tasks. One subproblem contains them all: the models are linearized at the same parameters, and
-    each keeps its own loss. ``Sum(Term(model, loss))`` is the objective of ``model, loss``.
-
-    Inputs, targets and, if given, the weights of examples are tuples with one entry for each term,
-    and so is ``aux``. Every model gets the same ``args``. One Jacobian product covers all terms.
-
-    Args:
-        *terms: the terms, one or more.
-
-    Raises:
-        TypeError, ValueError: for anything that is not a term, or no term at all.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from proxlin import Squared, Sum, Term, value_and_direction
-        >>> u = lambda w, x: x @ w
-        >>> slope = lambda w, x: jax.vmap(jax.grad(lambda x: u(w, x)[0]))(x)
-        >>> objective = Sum(Term(slope, Squared()), Term(u, Squared(), weight=10.0))
-        >>> fn = value_and_direction(objective)
-        >>> w, inputs = jnp.zeros((1, 1)), (jnp.ones((5, 1)), jnp.zeros((1, 1)))
-        >>> (value, info), d = fn(w, inputs, (jnp.ones((5, 1)), jnp.zeros((1, 1))), gamma=1e4)
-        >>> value, jnp.round(w - d, 2)
-        (Array(0.5, dtype=float32), Array([[1.]], dtype=float32))
-    """
-
-    terms: tuple[Term, ...]
-
-    def __init__(self, *terms: Term) -> None:
-        if not terms:
-            raise ValueError("Sum(): give at least one term, Sum(Term(model, loss), ...)")
-        for term in terms:
-            if not isinstance(term, Term):
-                raise TypeError(f"Sum takes terms, Term(model, loss, weight), not {term!r}")
-        object.__setattr__(self, "terms", terms)
-
-
-@dataclasses.dataclass(frozen=True)
-class Decay:
-    r"""Weight decay, :math:`\tfrac{\lambda}{2} \|w\|^2` as part of the objective.
-
-    Its meaning does not depend on gamma, the metric or the length of steps: they change how fast
-    the minimum is reached, not where it is. Its gradient and its curvature along the direction are
-    exact; the subproblem leaves its curvature out, which is small beside the proximity term.
-
-    Attributes:
-        rate: :math:`\lambda`.
-        mask: which leaves decay: a tree of booleans, a prefix of that of the parameters, or a
-            function that makes one of the parameters; None for all.
-    """
-
-    rate: Number
-    mask: Any = None
-
-    def apply(self, x: Params, params: Params) -> Params:
-        r""":math:`\lambda x` where parameters decay, zero elsewhere."""
-        mask = self.mask(params) if callable(self.mask) else self.mask
-        whole = jax.tree.map(lambda leaf: jnp.asarray(self.rate, leaf.dtype) * leaf, x)
-        if mask is None:
-            return whole
-        choose = lambda decays, own: own if decays else optax.tree.zeros_like(own)
-        return jax.tree.map(choose, mask, whole)
-
-    def value(self, params: Params) -> Scalar:
-        r""":math:`\tfrac{\lambda}{2} \|w\|^2`."""
-        return 0.5 * dot(params, self.apply(params, params))
 
 
 @dataclasses.dataclass(frozen=True)
