@@ -18,6 +18,7 @@ import proxlin
 from proxlin.direction import Oracle
 from proxlin.extend import plain
 from proxlin.optimizer.levenberg_marquardt import Direct
+from proxlin.solvers.rows import lower_gram
 from tests.cases import LOSSES, SUBPROBLEMS, dense, flat, network, problem, relative_error
 
 GAMMA = 3.0
@@ -362,3 +363,10 @@ def test_a_model_is_needed_and_a_sum_has_losses():
     term = proxlin.Term(network, proxlin.Squared())
     with pytest.raises(TypeError, match="a Sum has the losses of its terms"):
         proxlin.levenberg_marquardt(proxlin.Sum(term), proxlin.Squared())
+
+
+@pytest.mark.parametrize("n", [5, 127, 128, 130, 257])
+def test_the_lower_triangle_of_a_gram_matrix(n):
+    a = jnp.asarray(np.random.default_rng(0).normal(size=(40, n)))
+    got = np.tril(lower_gram(a))
+    np.testing.assert_allclose(got, np.tril(a.T @ a), atol=1e-12)
