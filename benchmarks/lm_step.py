@@ -3,10 +3,10 @@
     OPENBLAS_NUM_THREADS=1 python benchmarks/lm_step.py [--rounds 40] [--quick]
 
 The problem is 2-d Poisson with a tanh network 2-64-1: 257 parameters, 900 points inside and 120 on
-the boundary, in double precision; and networks of other widths on other numbers of points. The three
-pieces are the rows of the Jacobian of all terms, the smaller Gram matrix of them, and its Cholesky
-factorization, each compiled alone. All four are timed in turn, and medians are compared. The table
-is written to ``benchmarks/results/lm_step.md``.
+the boundary, in double precision; and networks of other widths on other numbers of points. The
+three pieces are the rows of the Jacobian of all terms, the smaller Gram matrix of them, and its
+Cholesky factorization, each compiled alone. All four are timed in turn, and medians are compared.
+The table is written to ``benchmarks/results/lm_step.md``.
 """
 
 from __future__ import annotations
