@@ -16,6 +16,7 @@ from proxlin.algebra import MetricVector, dot
 from proxlin.bench.rivals.shampoo import shampoo
 from proxlin.direction import Oracle
 from proxlin.metrics import inverse_roots, second_moments
+from proxlin.metrics.roots import inverse_roots_of
 from proxlin.proximity import ProximityState
 from tests.cases import LOSSES, SUBPROBLEMS, dense, flat, network, problem, relative_error
 
@@ -26,13 +27,13 @@ METRICS = {
     "marquardt": proxlin.Marquardt(),
 }
 GAMMA, MOMENTUM = 0.7, 0.8
-TAKEN = jnp.asarray(3)
+SEEN = 4  # gradients that a metric has learned from before the direction
 
 
 def learned(metric, params, seed=0):
     """The state of a metric after gradients that no direction dominates."""
     state = metric.init(params)
-    for step in range(4):
+    for step in range(SEEN):
         keys = iter(jax.random.split(jax.random.key(10 * seed + step), 3))
         grad = jax.tree.map(
             lambda w, keys=keys: jax.random.normal(next(keys), w.shape, w.dtype), params
@@ -43,10 +44,16 @@ def learned(metric, params, seed=0):
     return state
 
 
+def state_of(metric, params, momentum=()):
+    """The state of the proximity term after these gradients."""
+    seen = () if metric.is_identity else jnp.asarray(SEEN, jnp.int32)
+    return ProximityState(learned(metric, params), momentum, seen)
+
+
 def dense_inverse(metric, state, source):
-    """The inverse of the metric as a matrix."""
+    """The inverse of the metric as a matrix, after one gradient more."""
     vector, unravel = ravel_pytree(source)
-    inverse = metric.inverse(state, source, TAKEN) or (lambda x: x)
+    inverse = metric.inverse(state, source, jnp.asarray(SEEN)) or (lambda x: x)
     column = lambda e: ravel_pytree(inverse(unravel(e)))[0]
     return np.asarray(jax.vmap(column, out_axes=1)(jnp.eye(vector.size)))
 
@@ -75,19 +82,20 @@ def test_the_direction_is_that_of_dense_algebra(name, subproblem, metric, moment
         momentum=momentum,
     )
     covector = jax.tree.map(lambda w: 0.1 * jnp.cos(w), params)
-    state = ProximityState(learned(metric, params), covector if momentum else ())
-    got = oracle.direction(params, inputs, targets, (), GAMMA, None, state, TAKEN)
+    state = state_of(metric, params, covector if momentum else ())
+    got = oracle.direction(params, inputs, targets, (), GAMMA, None, state)
 
     grad, gauss_newton = dense(name, params, inputs, targets)
     unravel = ravel_pytree(params)[1]
     seen = np.diagonal(gauss_newton) if metric.of_curvature else grad
-    state = metric.update(state.metric, unravel(jnp.asarray(seen)), TAKEN)
+    state = metric.update(state.metric, unravel(jnp.asarray(seen)), jnp.asarray(SEEN))
     linear = grad + momentum / GAMMA * ravel_pytree(covector)[0]
     p = np.linalg.inv(dense_inverse(metric, state, unravel(linear)))
     want = np.linalg.solve(gauss_newton + p / GAMMA, linear)
     assert relative_error(flat(got.d), want) < 1e-8
     if momentum:
-        assert relative_error(flat(got.next_state(jnp.ones(())).momentum), p @ want) < 1e-8
+        after = got.next_state(jnp.asarray(0.5), jnp.asarray(True))
+        assert relative_error(flat(after.momentum), 0.5 * p @ want) < 1e-8
     predicted = got.with_prediction().info.predicted
     np.testing.assert_allclose(predicted, 0.5 * linear @ want, rtol=1e-7)
 
@@ -98,14 +106,14 @@ def test_a_subproblem_of_ones_own_finds_metric_and_momentum(metric):
     make = functools.partial(
         Oracle, network, proxlin.Logistic(), metric=metric, momentum=MOMENTUM, solver=proxlin.CG(3)
     )
-    state = ProximityState(learned(metric, params), jax.tree.map(jnp.sin, params))
+    state = state_of(metric, params, jax.tree.map(jnp.sin, params))
 
     class Own(proxlin.extend.Subproblem):
         def solve(self, model, proximity, solver=None):
             return proxlin.dual_quadratic.solve(model, proximity, solver)
 
     got, want = (
-        oracle.direction(params, inputs, targets, (), GAMMA, None, state, TAKEN).d
+        oracle.direction(params, inputs, targets, (), GAMMA, None, state).d
         for oracle in (make(subproblem=Own()), make())
     )
     np.testing.assert_array_equal(flat(got), flat(want))
@@ -202,16 +210,65 @@ def test_conjugate_gradients_on_pairs_are_those_in_whitened_coordinates():
         )
 
 
+@pytest.mark.parametrize("subproblem", SUBPROBLEMS)
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
-def test_momentum_that_ascends_gives_way_to_a_gradient_step(metric):
+def test_momentum_that_leads_uphill_is_dropped(metric, subproblem):
+    """The step is rejected, and the next one is that of a method without momentum."""
     params, inputs, targets = problem("logistic", jnp.float64)
-    oracle = Oracle(network, proxlin.Logistic(), metric=metric, momentum=MOMENTUM)
+    make = functools.partial(
+        proxlin.prox_linear,
+        network,
+        proxlin.Logistic(),
+        step=proxlin.Fixed(GAMMA),
+        subproblem=SUBPROBLEMS[subproblem],
+        metric=metric,
+    )
+    opt, batch = make(momentum=MOMENTUM), {"inputs": inputs, "targets": targets}
     grad = ravel_pytree(params)[1](dense("logistic", params, inputs, targets)[0])
-    against = ProximityState(learned(metric, params), jax.tree.map(lambda g: -100.0 * g, grad))
-    direction = oracle.direction(params, inputs, targets, (), GAMMA, None, against, TAKEN)
-    inverse = direction.proximity.inverse or (lambda x: x)
-    np.testing.assert_allclose(flat(direction.d), GAMMA * flat(inverse(grad)), rtol=1e-9)
-    assert direction.info.slope > 0
+    against = state_of(metric, params, jax.tree.map(lambda g: -100.0 * g, grad))
+    state = opt.init(params)._replace(proximity=against)
+    updates, rejected = opt.update(None, state, params, **batch)
+    assert rejected.info.status == proxlin.Status.ASCENT
+    assert rejected.info.slope < 0
+    assert not flat(updates).any() and int(rejected.rejected) == 1
+    assert not flat(rejected.proximity.momentum).any()
+    assert float(rejected.gamma) == float(state.gamma)
+
+    updates, state = opt.update(None, rejected, params, **batch)
+    assert state.info.status == proxlin.Status.OK and int(state.taken) == 1
+    plain = make()
+    without = rejected._replace(proximity=rejected.proximity._replace(momentum=()))
+    want, _ = plain.update(None, without, params, **batch)
+    np.testing.assert_allclose(flat(updates), flat(want), rtol=1e-12)
+    assert flat(state.proximity.momentum).any()
+
+
+@pytest.mark.parametrize("metric", [METRICS["diagonal"], METRICS["kronecker"]], ids=str)
+def test_the_metric_learns_from_every_sound_gradient(metric):
+    """Also from that of a rejected step, but not from a batch that is not finite."""
+    params, inputs, targets = problem("logistic", jnp.float64)
+
+    class Never(proxlin.Fixed):
+        def step(self, direction, steps, state=()):
+            return super().step(direction, steps, state)._replace(accepted=jnp.asarray(False))
+
+    opt = proxlin.prox_linear(
+        network, proxlin.Logistic(), step=Never(), metric=metric, momentum=MOMENTUM
+    )
+    covector = jax.tree.map(jnp.sin, params)
+    state = opt.init(params)._replace(proximity=state_of(metric, params, covector))
+    grad = ravel_pytree(params)[1](dense("logistic", params, inputs, targets)[0])
+    for seen in (SEEN, SEEN + 1):
+        want = metric.update(state.proximity.metric, grad, jnp.asarray(seen))
+        _, state = opt.update(None, state, params, inputs=inputs, targets=targets)
+        assert int(state.proximity.seen) == seen + 1 and int(state.taken) == 0
+        np.testing.assert_allclose(flat(state.proximity.metric), flat(want), rtol=1e-9)
+        # It was the rule that rejected the step: momentum is not to blame.
+        np.testing.assert_array_equal(flat(state.proximity.momentum), flat(covector))
+    bad = inputs.at[0, 0].set(jnp.nan)
+    _, after = opt.update(None, state, params, inputs=bad, targets=targets)
+    assert after.info.status == proxlin.Status.NON_FINITE
+    np.testing.assert_array_equal(flat(after.proximity), flat(state.proximity))
 
 
 @pytest.mark.parametrize("subproblem", SUBPROBLEMS)
@@ -233,19 +290,40 @@ def test_metric_and_momentum_cost_no_products(subproblem):
     assert counts[0] == counts[1]
 
 
+def root_by_eigenvalues(matrix, root, epsilon):
+    values, vectors = np.linalg.eigh(matrix)
+    shifted = np.maximum(values, 0) + epsilon * np.linalg.norm(matrix)
+    return (vectors * shifted ** (-1 / root)) @ vectors.T
+
+
 @pytest.mark.parametrize("epsilon", [1e-2, 1e-6])
 @pytest.mark.parametrize("root", [2, 4])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_roots_are_those_of_eigenvalues(dtype, root, epsilon):
     g = np.random.default_rng(0).normal(size=(3, 20, 6)) * np.geomspace(1, 1e-3, 6)
-    moments = jnp.asarray(g @ g.swapaxes(1, 2), dtype)[None]  # of rank 6
-    got = np.asarray(inverse_roots(jnp.zeros((2, 2)), (moments,), root, epsilon)[0][0])
-    for one, matrix in zip(got, g @ g.swapaxes(1, 2), strict=True):
-        values, vectors = np.linalg.eigh(matrix)
-        shifted = np.maximum(values, 0) + epsilon * np.linalg.norm(matrix)
-        want = (vectors * shifted ** (-1 / root)) @ vectors.T
+    moments = g @ g.swapaxes(1, 2)  # of rank 6
+    (got,) = inverse_roots_of([jnp.asarray(moments, dtype)], root, epsilon)
+    for one, matrix in zip(np.asarray(got), moments, strict=True):
+        want = root_by_eigenvalues(matrix, root, epsilon)
         tolerance = 1e-9 if dtype == jnp.float64 else 1e-7 / epsilon
         assert np.abs(one - want).max() < tolerance * np.abs(want).max()
+
+
+@pytest.mark.parametrize("root", [2, 4])
+def test_roots_of_matrices_that_share_a_loop(root):
+    """Of sizes that round to the same power of two and of others, of any scale, and of zero."""
+    rng = np.random.default_rng(1)
+    stacks = []
+    for number, n, scale in [(2, 5, 1.0), (1, 8, 1e-6), (3, 7, 1e6), (1, 1, 3.0), (2, 17, 1.0)]:
+        g = rng.normal(size=(number, n, n + 2))
+        stacks.append(scale * g @ g.swapaxes(1, 2))
+    stacks.append(np.zeros((1, 6, 6)))
+    found = inverse_roots_of([jnp.asarray(stack) for stack in stacks], root, 1e-4)
+    for got, stack in zip(found[:-1], stacks[:-1], strict=True):
+        for one, matrix in zip(np.asarray(got), stack, strict=True):
+            want = root_by_eigenvalues(matrix, root, 1e-4)
+            np.testing.assert_allclose(one, want, atol=1e-9 * np.abs(want).max())
+    np.testing.assert_allclose(found[-1][0], 1e-4 ** (-1 / root) * np.eye(6), rtol=1e-9)
 
 
 def test_roots_of_no_gradient_are_finite():
@@ -263,6 +341,26 @@ def test_roots_are_kept_between_their_steps():
         state = metric.update(state, (step + 1.0) * grad, jnp.asarray(step))
         roots.append(float(state.roots[0][0, 0, 0]))
     assert roots[0] == roots[1] == roots[2] != roots[3] == roots[4] == roots[5]
+
+
+def test_moments_are_averaged_five_times_between_roots():
+    """With the decay of as many steps, and corrected for their start at zero."""
+    metric = proxlin.Kronecker(decay=0.9, every=10, epsilon=1e-4)
+    rng = np.random.default_rng(0)
+    grads = [jnp.asarray(rng.normal(size=(3, 2))) for _ in range(11)]
+    state = metric.init(grads[0])
+    mean = np.zeros((3, 3))
+    for step, grad in enumerate(grads):
+        before = state
+        state = metric.update(state, grad, jnp.asarray(step))
+        if step % 2 == 0:
+            mean = 0.9**2 * mean + (1 - 0.9**2) * np.asarray(grad @ grad.T)
+            np.testing.assert_allclose(state.moments[0][0], mean, rtol=1e-12)
+        else:
+            np.testing.assert_array_equal(flat(state), flat(before))
+    unbiased = mean / (1 - 0.9 ** (2 * 6))
+    want = root_by_eigenvalues(unbiased, 2, 1e-4)
+    np.testing.assert_allclose(state.roots[0][0], want, rtol=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Callable, Mapping
 
@@ -22,13 +23,16 @@ def data(options: argparse.Namespace) -> None:
 def tune(options: argparse.Namespace) -> None:
     for method in (name for name in options.methods if name in TUNED):
         for workload in options.workloads:
-            with_message(lambda w=workload, m=method: print(w, m, running.tune_on(w, m)), method)
+            with_message(
+                lambda w=workload, m=method: print(w, m, running.tune_on(w, m, options.folder)),
+                method,
+            )
 
 
 def run(options: argparse.Namespace) -> None:
     if options.again:
         for workload in options.workloads:
-            running.Records(workload).forget(options.methods)
+            running.Records(workload, options.folder).forget(options.methods)
     for method in options.methods:
         for workload in options.workloads:
             with_message(lambda w=workload, m=method: run_one(w, m, options), method)
@@ -39,8 +43,8 @@ def run_one(workload: str, method: str, options: argparse.Namespace) -> None:
     if options.same_gradients:
         if not METHODS[method].scheduled:
             return  # it goes the same way in a longer run
-        steps = cost.planned(workload, method)
-    running.run_seeds(workload, method, options.seeds, steps=steps)
+        steps = cost.planned(workload, method, options.folder)
+    running.run_seeds(workload, method, options.seeds, options.folder, steps)
 
 
 def with_message(work: Callable[[], None], method: str) -> None:
@@ -53,12 +57,16 @@ def with_message(work: Callable[[], None], method: str) -> None:
 
 def measure(options: argparse.Namespace) -> None:
     for workload in options.workloads:
-        cost.measure_on(workload, options.methods)
-        print(workload, {m: x["gradients"] for m, x in cost.read()[workload].items()}, flush=True)
+        cost.measure_on(workload, options.methods, options.folder)
+        print(
+            workload,
+            {m: x["gradients"] for m, x in cost.read(options.folder)[workload].items()},
+            flush=True,
+        )
 
 
 def write(options: argparse.Namespace) -> None:
-    print(report.write())
+    print(report.write(options.folder))
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {
@@ -85,6 +93,9 @@ def main() -> None:
         "--again",
         action="store_true",
         help="`run` first drops all that is recorded of these methods",
+    )
+    parser.add_argument(
+        "--folder", type=pathlib.Path, default=running.RESULTS, help="of the records"
     )
     parser.add_argument(
         "--same-gradients",

@@ -12,6 +12,7 @@ from benchmarks.suite.rivals import METHODS, OURS
 from benchmarks.suite.workloads import DEVELOPMENT, HELD_OUT, WORKLOADS
 
 MISSING = "·"
+SEEDS = 3
 ORDER = (*DEVELOPMENT, *HELD_OUT)
 
 Summaries = Mapping[str, Summary]
@@ -63,6 +64,7 @@ def parts(
         prices(costs, "state", "{:.1f}"),
         "## Settings",
         settings(summaries),
+        incomplete(summaries),
     ]
 
 
@@ -82,9 +84,9 @@ Constants of `auto` may be chosen on {", ".join(DEVELOPMENT)}. {", ".join(HELD_O
 # ---- tables ------------------------------------------------------------------------------------
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown, with numbers to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table of Markdown, with words in the first columns and numbers to the right."""
+    lines = [head, [*["---"] * words, *["---:"] * (len(head) - words)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -105,7 +107,7 @@ def workloads(summaries: Summaries) -> str:
             ]
         )
     head = ["workload", "", "", "batch", "steps", "score", "target"]
-    return table(head, rows)
+    return table(head, rows, words=3)
 
 
 def speed_ups(summaries: Summaries, unit: str) -> str:
@@ -204,6 +206,21 @@ def settings(summaries: Summaries) -> str:
     tuned = [m for m in named(summaries) if METHODS[m].grid]
     label = lambda m: f"{m}: {', '.join(METHODS[m].grid).replace('_', ' ')}"
     return table(["", *ORDER], [[label(m), *(cell(name, m) for name in ORDER)] for m in tuned])
+
+
+def incomplete(summaries: Summaries) -> str:
+    """What is not finished: grids whose best setting has neighbors that were not run, and seeds."""
+    lines = []
+    for method in named(summaries):
+        found = {n: r[method] for n in ORDER if method in (r := summaries[n].results)}
+        grids = [name for name, result in found.items() if result.open_grid]
+        seeds = [name for name, result in found.items() if result.seeds < SEEDS]
+        absent = [name for name in ORDER if name not in found]
+        parts = {"not run": absent, "grid not finished": grids, f"fewer than {SEEDS} seeds": seeds}
+        said = "; ".join(f"{what}: {', '.join(where)}" for what, where in parts.items() if where)
+        if said:
+            lines.append(f"- {method}: {said}.")
+    return "\n".join(["Not complete:", "", *lines]) if lines else "All runs are complete."
 
 
 def named(summaries: Summaries) -> list[str]:

@@ -19,6 +19,7 @@ class Result(NamedTuple):
     Attributes:
         setting: the best one.
         seeds: how many there are.
+        open_grid: whether a neighbor of the setting in its grid was not run.
         curve: the mean over the seeds, the larger the better.
         finals: the score of each seed at its end.
         steps: to the target; infinite for a miss.
@@ -31,6 +32,7 @@ class Result(NamedTuple):
 
     setting: Setting
     seeds: int
+    open_grid: bool
     curve: Curve
     finals: list[float]
     steps: float
@@ -77,11 +79,13 @@ def summary(rows: Sequence[Row], by: str, budget: int, costs: Mapping[str, Any])
     gradients = budget * step[BASELINE]
 
     def result(name: str) -> Result:
-        curve = scores.mean(best[name], by)
+        setting, curve = best[name][0]["setting"], scores.mean(best[name], by)
+        grid = [row["setting"] for row in rows if (row["method"], row["steps"]) == (name, budget)]
         steps = scores.steps_to(target, curve) if math.isfinite(target) else math.nan
         return Result(
-            setting=best[name][0]["setting"],
+            setting=setting,
             seeds=len(best[name]),
+            open_grid=any(beside not in grid for beside in METHODS[name].neighbors(setting)),
             curve=curve,
             finals=[scores.final(row, by) for row in best[name]],
             steps=steps,

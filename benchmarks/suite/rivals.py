@@ -18,6 +18,7 @@ import optax.contrib
 
 import proxlin
 from benchmarks.suite import training
+from proxlin.bench.errors import UsageError
 from proxlin.bench.loop import Trainer
 from proxlin.bench.methods import trainer_of
 from proxlin.bench.rivals import kfac, shampoo, soap
@@ -147,6 +148,8 @@ EMBEDDINGS = ("tables", "embedding", "places")
 
 def _kfac(task: Task, steps: int, *, rate: float, damping: float) -> Trainer:
     """KFAC with momentum 0.9, where kfac-jax can run it; needs the environment of `make rivals`."""
+    if task.name not in KFAC_TAKES:
+        raise UsageError(f"kfac-jax takes {' and '.join(KFAC_TAKES)} only, not {task.name}")
     inner = kfac.kfac(task.network, task.loss, task.dataset.shape, stepsize=1.0, damping=damping)
     schedule, prepare = warm_up_cosine(rate, steps), jax.jit(task.dataset.prepare)
 
@@ -156,6 +159,9 @@ def _kfac(task: Task, steps: int, *, rate: float, damping: float) -> Trainer:
         return (*new, info["value"])
 
     return training.trainer(inner.init, step, compiled=False)
+
+
+KFAC_TAKES = ("convnet", "vit")
 
 
 def _auto(task: Task, steps: int, *, known: bool = False) -> Trainer:

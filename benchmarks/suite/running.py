@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.suite import scores, training
@@ -21,6 +22,7 @@ from proxlin.bench.environment import environment
 from proxlin.bench.errors import InUseError
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results" / "suite"
+LOCKS = pathlib.Path(tempfile.gettempdir(), "proxlin-suite")
 TUNED_ON = 0  # the seed
 DIGITS = 5  # of the numbers in records
 
@@ -55,17 +57,28 @@ class Records:
     def append(self, row: Row) -> None:
         """Writes a run."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        kept = list(records.lines(self.path))
-        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
-            records.write_lines(self.path, kept)  # without the line that a kill has torn
-        records.append_line(self.path, row)
+        with self._alone():
+            if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+                # without the line that a kill has torn
+                records.write_lines(self.path, list(records.lines(self.path)))
+            records.append_line(self.path, row)
 
     def forget(self, methods: Iterable[str]) -> None:
         """Drops the runs of some methods, such as those of an older version."""
         names = set(methods)
-        if self.path.exists():
-            kept = [row for row in records.lines(self.path) if row["method"] not in names]
-            records.write_lines(self.path, kept)
+        with self._alone():
+            if self.path.exists():
+                kept = [row for row in records.lines(self.path) if row["method"] not in names]
+                records.write_lines(self.path, kept)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process writes meanwhile."""
+        name = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:16]
+        LOCKS.mkdir(parents=True, exist_ok=True)
+        with (LOCKS / f"{name}.lock").open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
 
 
 def _key(row: Row) -> str:
@@ -103,6 +116,7 @@ def run_once(
 
 def _outcome(workload: Workload, asked: Row) -> dict[str, Any]:
     """How a run went, as a line of a record has it."""
+    about = {k: x for k, x in environment().items() if k != "command"}  # before files change
     method: Method = METHODS[asked["method"]]
     trainer = method.make(workload.task, asked["steps"], **asked["setting"])
     done = training.run(workload, trainer, asked["seed"], asked["steps"], method.evaluated)
@@ -111,7 +125,7 @@ def _outcome(workload: Workload, asked: Row) -> dict[str, Any]:
         "curve": [[_rounded(x) for x in point] for point in done.curve],
         "seconds": round(done.seconds, 1),
         "first_call": round(done.first_call, 1),
-        "environment": {k: x for k, x in environment().items() if k != "command"},
+        "environment": about,
     }
 
 
@@ -120,10 +134,10 @@ def _rounded(x: float | None) -> float | None:
 
 
 @contextlib.contextmanager
-def _claimed(workload: str, key: str) -> Any:
+def _claimed(workload: str, key: str) -> Iterator[bool]:
     """Whether this process may do a run; locks end with their process."""
     name = hashlib.sha256(f"{workload} {key}".encode()).hexdigest()[:16]
-    folder = pathlib.Path(tempfile.gettempdir(), "proxlin-suite", name)
+    folder = LOCKS / name
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with storage.lock(folder):

@@ -83,7 +83,7 @@ def run(
     first_call = loop.compile_step(trainer.step, state, next(workload.batches(seed)))
     seconds, step, in_a_row = 0.0, 0, 0
     values: list[float] = []
-    curve = [_look(workload, state, values, seed, 0, None)]
+    curve = [_look(workload, state, values, 0, None)]
     ends, status = set(points(steps)), RunStatus.FINISHED
     batches = itertools.islice(workload.batches(seed), steps)
     for done in loop.steps(trainer.step, state, batches):
@@ -92,7 +92,7 @@ def run(
         in_a_row = in_a_row + 1 if done.report.rejected else 0
         trouble = loop.trouble(bool(done.report.finite), in_a_row)
         if step in ends and trouble is None:
-            curve.append(_look(workload, done.state, values, seed, step, evaluated))
+            curve.append(_look(workload, done.state, values, step, evaluated))
             values.clear()
             trouble = None if curve[-1].loss is not None else RunStatus.DIVERGED
         if trouble is not None:
@@ -105,13 +105,12 @@ def _look(
     workload: Workload,
     state: State,
     values: list[float],
-    seed: int,
     step: int,
     evaluated: Callable[[Any, Any], Any] | None,
 ) -> Point:
     """Evaluates on the test examples."""
     if evaluated is not None:
-        state = averaged(workload, state, seed, step, evaluated)
+        state = averaged(workload, state, evaluated)
     loss, accuracy = evaluator(workload.task)(state, workload.test(EVALUATION_BATCH))
     numbers = (accuracy, loss, float(np.mean(values)) if values else None)
     return Point(step, *(x if x is not None and math.isfinite(x) else None for x in numbers))
@@ -120,16 +119,19 @@ def _look(
 # ---- averages ----------------------------------------------------------------------------------
 
 
-def averaged(
-    workload: Workload, state: State, seed: int, step: int, evaluated: Callable[[Any, Any], Any]
-) -> State:
-    """The state to evaluate averaged parameters with: they have statistics of their own."""
+def averaged(workload: Workload, state: State, evaluated: Callable[[Any, Any], Any]) -> State:
+    """The state to evaluate averaged parameters with: they have statistics of their own.
+
+    For methods whose average the bench does not know; the statistics are of the examples that it
+    takes for those it knows.
+    """
     params = jax.jit(evaluated)(state.method, state.params)
     if not jax.tree.leaves(state.stats):
         return state._replace(params=params)
-    last = workload.batches(seed, max(0, step - AVERAGED_OVER))
-    inputs = [inputs for inputs, _ in itertools.islice(last, AVERAGED_OVER)]
-    return state._replace(params=params, stats=statistics(workload.task, params, inputs))
+    train = workload.task.dataset.train
+    examples = train.batches(EVALUATION_BATCH, AVERAGED_OVER * EVALUATION_BATCH)
+    stats = statistics(workload.task, params, (inputs for inputs, _ in examples))
+    return state._replace(params=params, stats=stats)
 
 
 # ---- gradients ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import proxlin
+from benchmarks.suite import __main__ as command_line
 from benchmarks.suite import cost, figures, report, results, running, scores, training, workloads
 from benchmarks.suite.data import augmented
 from benchmarks.suite.rivals import (
@@ -64,7 +65,7 @@ def row(points, method="adamw", seed=0, setting=None, steps=BUDGET, status="fini
     """A run with the given (step, accuracy)."""
     return {
         "method": method,
-        "setting": setting or {},
+        "setting": dict(METHODS[method].start) if setting is None else setting,
         "seed": seed,
         "steps": steps,
         "status": status,
@@ -244,6 +245,19 @@ def test_without_a_baseline_nothing_is_known():
     assert math.isnan(results.speed_up(found, "dowg", "steps"))
 
 
+def test_the_report_says_what_is_not_finished():
+    rows = [
+        row([(0, 0.1), (20, value)], "shampoo", setting={"rate": rate})
+        for rate, value in ((0.1, 0.5), (0.03, 0.4), (0.3, 0.4))
+    ]
+    for known, open_grid in ((rows[:2], True), (rows, False)):
+        found = results.summary(known, "accuracy", BUDGET, {})
+        assert found.results["shampoo"].open_grid == open_grid
+        text = report.incomplete(dict.fromkeys(WORKLOADS, found))
+        assert ("grid not finished" in text) == open_grid
+        assert "fewer than 3 seeds" in text
+
+
 def test_geometric_means():
     assert scores.geometric_mean([2.0, 8.0]) == pytest.approx(4)
     assert scores.geometric_mean([2.0, 0.0]) == 0
@@ -303,6 +317,17 @@ def test_recorded_runs_are_skipped(tiny, tmp_path, monkeypatch):
     assert rows[0]["curve"][-1][0] == BUDGET
 
 
+@pytest.mark.parametrize("command", ["tune", "run", "cost", "report"])
+def test_every_command_runs_in_a_folder_of_choice(command, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "ROUNDS", 1)
+    monkeypatch.setattr(report, "write", str)
+    chosen = ["--workloads", "convnet", "--methods", "shampoo", "--seeds", "0"]
+    monkeypatch.setattr("sys.argv", ["suite", command, *chosen, "--folder", str(tmp_path)])
+    command_line.main()
+    written = {"tune": "convnet.jsonl", "run": "convnet.jsonl", "cost": cost.FILE}
+    assert command == "report" or (tmp_path / written[command]).exists()
+
+
 def test_a_torn_line_is_run_again(tiny, tmp_path):
     running.run_seeds("convnet", "dowg", [0, 1], tmp_path)
     path = tmp_path / "convnet.jsonl"
@@ -348,19 +373,17 @@ def test_costs_are_ratios_to_a_gradient(tiny, tmp_path, monkeypatch):
 
 
 def test_averaged_parameters_get_statistics_of_their_own():
-    workload = residual()
-    task = workload.task
+    task = residual().task
     params, stats = task.init(0)
     other, _ = task.init(1)
-    state = State(params, stats, other)
-    found = training.averaged(workload, state, 0, 5, lambda method, params: method)
+    found = training.averaged(
+        residual(), State(params, stats, other), lambda method, params: method
+    )
     jax.tree.map(np.testing.assert_array_equal, found.params, other)
 
-    # The first layer sees the images alone: dense moments of its outputs, batch by batch.
-    seen = [x for x, _ in itertools.islice(workload.batches(0), training.AVERAGED_OVER)]
-    outputs = [models.layers.convolve(other["stem"]["w"], x / np.float32(255)) for x in seen]
-    mean = np.mean([y.mean(axis=(0, 1, 2)) for y in outputs], axis=0)
-    variance = np.mean([y.var(axis=(0, 1, 2)) for y in outputs], axis=0)
+    # The first layer sees the images alone: dense moments of its outputs.
+    outputs = models.layers.convolve(other["stem"]["w"], jnp.asarray(IMAGES) / jnp.float32(255))
+    mean, variance = outputs.mean(axis=(0, 1, 2)), outputs.var(axis=(0, 1, 2))
     np.testing.assert_allclose(found.stats["stem"]["mean"], mean, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found.stats["stem"]["variance"], variance, rtol=1e-4, atol=1e-6)
 
@@ -369,9 +392,8 @@ def test_networks_without_statistics_need_none():
     task = toy()
     params, stats = task.init(0)
     workload = dataclasses.replace(residual(), task=task)
-    found = training.averaged(
-        workload, State(params, stats, ()), 0, 5, lambda method, params: params + 1
-    )
+    state = State(params, stats, ())
+    found = training.averaged(workload, state, lambda method, params: params + 1)
     np.testing.assert_array_equal(found.params, params + 1)
     assert found.stats == ()
 

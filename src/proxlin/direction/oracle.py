@@ -153,7 +153,7 @@ class Oracle:
         return Direction(
             value=value,
             slope=slope,
-            solved=_usable(solved, proximity, value, slope, allowed),
+            solved=_usable(solved, proximity, model.grad, value, slope, allowed),
             model=model,
             proximity=proximity,
             params=params,
@@ -231,6 +231,7 @@ class Oracle:
 def _usable(
     solved: Subsolution,
     proximity: Proximity,
+    grad: Params,
     value: Scalar,
     slope: Scalar,
     allowed: Bool[Array, ""],
@@ -241,7 +242,7 @@ def _usable(
     if isinstance(solved.d, MetricVector):
         finite &= jnp.isfinite(dot(solved.d, solved.d))  # its image, too
     bad = solved.cost.status == Status.BAD_VALUE
-    ascends = ~proximity.descends(solved.d, slope) & ~bad
+    ascends = ~proximity.descends(solved.d, grad) & ~bad
     cost = solved.cost.plus(vjps=1)
     cost = cost.with_status(Status.ASCENT, where=ascends)
     cost = cost.with_status(Status.NON_FINITE, where=~finite)

@@ -268,9 +268,9 @@ class Direction:
     def next_state(self, eta: Scalar, taken: Bool[Array, ""]) -> ProximityState:
         r"""The state of the proximity term after a step :math:`\eta d`, if it is taken.
 
-        If momentum has spoiled the direction, the next one does without.
+        If not, and the batch is not to blame, momentum may be, and the next direction does without.
         """
-        return self.state.after(self.solved.d, eta, taken, drop=self.sound & ~self.usable)
+        return self.state.after(self.solved.d, eta, taken, drop=self.sound & ~taken)
 
     def spend(self, *, jvps: int | Array = 0) -> Direction:
         """The same, with more products in its cost."""

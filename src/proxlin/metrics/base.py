@@ -35,7 +35,7 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def update(self, state: Any, grad: Params, taken: Int[Array, ""]) -> Any:
-        """Learns from the gradient of a step; ``taken`` counts the steps before it."""
+        """Learns from a gradient; ``taken`` counts those that it has learned from before."""
 
     @abc.abstractmethod
     def inverse(self, state: Any, linear_term: Params, taken: Int[Array, ""]) -> Inverse | None:

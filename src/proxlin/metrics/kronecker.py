@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.algebra import Number, Params, Shapes
+from proxlin.algebra import Number, Params, Shapes, zeros_like
 from proxlin.checks import check_integer
 from proxlin.metrics.base import Inverse, Metric, average, check, unbiased, zeros
 from proxlin.metrics.roots import inverse_roots_of
@@ -85,7 +85,8 @@ class Kronecker(Metric):
 
     def init(self, params: Shapes) -> KroneckerState:
         """Zeros; the first step replaces the roots."""
-        moments = jax.tree.map(lambda w: second_moments(w, self.block_size), zeros(params))
+        of_all = lambda tree: jax.tree.map(lambda w: second_moments(w, self.block_size), tree)
+        moments = zeros_like(jax.eval_shape(of_all, jax.eval_shape(zeros, params)))
         return KroneckerState(moments=moments, roots=moments)
 
     def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
@@ -195,7 +196,7 @@ def _rows(matrix: Matrix, block_size: int) -> Float[Array, "blocks n columns"]:
     return jnp.pad(matrix, [(0, blocks * size - rows), (0, 0)]).reshape(blocks, size, columns)
 
 
-def _columns(matrix: Matrix, block_size: int) -> list[Matrix]:
+def _columns(matrix: Matrix, block_size: int) -> list[Float[Array, "rows _"]]:
     """The columns in blocks of equal size, but for the last one."""
     # Not one stack of blocks: transposing the whole matrix costs as much as a product.
     blocks, size = _blocks(matrix.shape[1], block_size)

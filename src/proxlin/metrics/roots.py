@@ -55,7 +55,10 @@ def _inverse_root(matrices: Stack, root: int, epsilon: Number) -> Stack:
     dtype = matrices.dtype
     # Below rounding, eigenvalues of zero may come out negative, and the iteration diverges.
     epsilon = jnp.maximum(jnp.asarray(epsilon, dtype), 10 * jnp.finfo(dtype).eps)
-    norm = jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True)
+    # Divided by the largest entry first: moments are squares, and squares of them might overflow.
+    largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
+    largest = jnp.where(largest > 0, largest, 1)
+    norm = largest * jnp.linalg.norm(matrices / largest, axis=(-2, -1), keepdims=True)
     norm = jnp.where(norm > 0, norm, 1)
     shifted = matrices / norm + epsilon * _identity(matrices)
     result = _inverse_sqrt(shifted, epsilon)

@@ -50,7 +50,7 @@ def prox_linear(
 
     with ``args=(...)`` for what the model takes besides its inputs and ``weights`` for the
     examples. It returns :math:`-\eta d`, to be added by ``optax.apply_updates``. A step is
-    rejected (zero updates, ``state.rejected`` one higher, ``state.aux`` and all else unchanged)
+    rejected (zero updates, ``state.rejected`` one higher, ``state.aux`` and the average unchanged)
     if anything is not finite, a value is not allowed, or the rule does not accept the step.
 
     To set numbers of the rule between steps, inject them into a function of them:
@@ -68,10 +68,11 @@ def prox_linear(
             :class:`proxlin.Kronecker`, which learn from the gradients of previous steps.
         momentum: :math:`\mu` of a proximity term :math:`\tfrac{1}{2 \gamma} \|d - \mu P^{-1}
             P_{\text{last}} d_{\text{last}}\|_P^2` around the last step, carried over as a covector
-            if the metric has changed (SPRING if it has not). If momentum would make the direction
-            ascend on the batch, the step is a gradient step in the metric. For heavy-ball momentum
-            outside the subproblem use :func:`direction_as_gradient` with ``optax.sgd(1.0,
-            momentum=...)``.
+            if the metric has changed (SPRING if it has not). A direction then descends on the
+            model together with this term; on the batch alone it may go uphill. After a step that
+            was rejected on a finite gradient, the next one is without momentum. For heavy-ball
+            momentum outside the subproblem use :func:`direction_as_gradient` with
+            ``optax.sgd(1.0, momentum=...)``.
         subproblem: as in :func:`proxlin.value_and_direction`; None is
             :data:`proxlin.dual_quadratic`.
         solver: as in :func:`proxlin.value_and_direction`.

@@ -233,8 +233,13 @@ class Proximity:
         kept = dot(plain(d), covector(term)) / jnp.where(vanishes, 1, whole)
         return jnp.where(vanishes, 1, kept)
 
-    def descends(self, d: Vector, slope: Scalar) -> Bool[Array, ""]:
-        """Whether the objective, linearized except for its regularizer, does not rise along d."""
+    def descends(self, d: Vector, grad: Params) -> Bool[Array, ""]:
+        """Whether the objective does not rise along d, linearized except for its regularizer.
+
+        With momentum, the pull of the last step counts as part of the objective: a direction may
+        go uphill on a batch whose gradient is mostly noise.
+        """
+        slope = dot(plain(d), self.linear_term(grad))
         # Near a minimum the two terms cancel, up to the rounding of the regularizer.
         rounding = 10 * jnp.finfo(slope.dtype).eps * (jnp.abs(self.penalty) + jnp.abs(slope))
         return slope + self.penalty_decrease(d) >= (0 if self.smooth else -rounding)

@@ -30,9 +30,8 @@ class Status(enum.IntEnum):
     INEXACT: a descent direction, but not the one requested; the step may be taken. Conjugate
     gradients met non-positive curvature, or an iterate that does not descend, and returned the last
     one that does; or a convex solver did not reach its tolerance; or gamma is so large that
-    rounding may have changed the direction by a tenth or more, or a matrix is singular to rounding;
-    or momentum led uphill, and the direction is that of the gradient. ``BREAKDOWN`` is an older
-    name.
+    rounding may have changed the direction by a tenth or more, or a matrix is singular to rounding.
+    ``BREAKDOWN`` is an older name.
 
     ASCENT: the result is not a descent direction, so something has gone wrong. Such a step is never
     taken.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import (
@@ -15,7 +16,6 @@ from proxlin.algebra import (
     Params,
     Scalar,
     Shapes,
-    add_scaled,
     algebra_dtype,
     cast,
     cast_like,
@@ -84,7 +84,9 @@ class StochasticTrustRegion(StepRule):
     steps that end as high as they began, and minus one for steps that followed only the noise of
     their batch. Both are averaged over steps before they are divided, so that the noise of batches
     cancels. Above ``target`` gamma grows, below it shrinks, by a factor of at most
-    :math:`e^{\text{rate}}` a step.
+    :math:`e^{\text{rate}}` a step. Where the ratio is large, steps :math:`1 + \text{ratio}` times
+    as long would end at the lowest point of their line, and gamma grows faster, by a factor of
+    :math:`(1 + \text{ratio})^{\text{rate}}` a step.
 
     On average a step lowers the objective by :math:`(\text{ratio} + \tfrac12) \langle s, G s
     \rangle`. Where noise stops all progress the ratio is minus a half whatever gamma is. A target
@@ -121,7 +123,7 @@ class StochasticTrustRegion(StepRule):
         gamma: the first gamma; better too small than too large.
         target: the ratio to keep.
         width: the distance from it at which gamma changes by the whole rate.
-        rate: the largest change of the logarithm of gamma in one step, except in the two cases.
+        rate: how fast the logarithm of gamma changes.
         decay: of the averages.
         min_gamma: the least gamma.
         max_gamma: the largest gamma.
@@ -232,7 +234,7 @@ class StochasticTrustRegion(StepRule):
         ratio = jnp.where(known, mean.end / jnp.where(known, mean.curvature, one), one)
         progress = jnp.zeros_like(one)
         if direction.average is not None:
-            progress = dot(grad, add_scaled(direction.average, -1, direction.model.params))
+            progress = dot(grad, optax.tree.sub(direction.average, direction.model.params))
         weight = weight_in_average(steps).astype(one.dtype)
         return state._replace(
             mean=mean,
@@ -251,6 +253,8 @@ class StochasticTrustRegion(StepRule):
     ) -> Scalar:
         """The factor from one gamma to the next."""
         away = jnp.clip((judged.ratio - self.target) / self.width, -1, 1)
+        # Steps 1 + ratio times as long would end at the lowest point of their line.
+        away = away * jnp.maximum(1, jnp.log1p(jnp.maximum(judged.ratio, 0)))
         long = judged.mean.curvature >= 0.1 * judged.mean.start
         # A mean of three tenths of its root mean square is not noise.
         square = jnp.where(judged.progress_square > 0, judged.progress_square, 1)

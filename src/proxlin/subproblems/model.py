@@ -113,7 +113,7 @@ class ConvexModel:
         if self.whole:
             return value
         own = dot(self.output_grad(self.outputs), change)
-        return value + own - dot(self.grad, d) + 0.5 * self._decay_along(d)
+        return value + own - dot(self.grad, d) + 0.5 * self.decay_along(d)
 
     def slope_along(self, d: Params, change: TermOutputs) -> Callable[[Scalar], Scalar]:
         r"""The derivative of the model at :math:`\eta d` in :math:`\eta`, given :math:`J d`."""
@@ -124,7 +124,7 @@ class ConvexModel:
         if self.whole:
             return own
         correction = dot(d, self.grad) - dot(change, self.output_grad(self.outputs))
-        decay = self._decay_along(d)
+        decay = self.decay_along(d)
         return lambda eta: own(eta) - correction + eta * decay
 
     def weigh(self, x: TermOutputs) -> TermOutputs:
@@ -180,9 +180,9 @@ class ConvexModel:
     def curvature(self, d: Params, change: TermOutputs) -> Scalar:
         r""":math:`\langle d, G d \rangle` for the Gauss-Newton matrix, given :math:`J d`."""
         root = self.factors().rmv(change)
-        return dot(root, root) + self._decay_along(d)
+        return dot(root, root) + self.decay_along(d)
 
-    def _decay_along(self, d: Params) -> Scalar:
+    def decay_along(self, d: Params) -> Scalar:
         """The curvature of weight decay along d."""
         if self.objective.decay is None:
             return jnp.zeros((), algebra_dtype(self.grad))

@@ -110,6 +110,7 @@ class PrimalQuadratic(Subproblem):
             if isinstance(solution.misfit, Image):
                 change = scale(-1, solution.misfit.change)
             curvature = dot(solution.misfit, solution.misfit)
+            curvature += model.decay_along(plain(d))
             predicted = proximity.predicted(d, model.grad, curvature)
         return Subsolution(
             d=d,
