@@ -28,7 +28,6 @@ from proxlin.metrics import (
     DiagonalMetric,
     Inverse,
     Metric,
-    Space,
     apply_roots,
     inverse_roots,
     second_moments,
@@ -36,6 +35,7 @@ from proxlin.metrics import (
 from proxlin.proximity import Proximity, ProximityState
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import (
+    Again,
     CompositeProblem,
     CompositeSolution,
     CompositeSolver,
@@ -53,6 +53,7 @@ from proxlin.steps import Step, StepRule
 from proxlin.subproblems import ConvexModel, Factors, Subproblem, Subsolution
 
 __all__ = [
+    "Again",
     "CompositeProblem",
     "CompositeSolution",
     "CompositeSolver",
@@ -80,7 +81,6 @@ __all__ = [
     "SmoothSolution",
     "SmoothSolver",
     "Solution",
-    "Space",
     "Status",
     "Step",
     "StepRule",
