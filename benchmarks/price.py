@@ -12,6 +12,7 @@ Results go to ``benchmarks/results``.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -57,7 +58,7 @@ def perceptron(inputs: int, widths: tuple[int, ...], outputs: int, batch: int) -
     def init(key):
         return [
             {"w": jax.random.normal(key, (a, b)) / a**0.5, "b": jnp.zeros(b)}
-            for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+            for a, b in itertools.pairwise(sizes)
         ]
 
     def forward(params, x):

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 METRICS = [
     proxlin.Euclidean(),
     proxlin.Diagonal(),
+    proxlin.Marquardt(),
     proxlin.Kronecker(),
     proxlin.Kronecker(root=4, every=1, block_size=2),
     proxlin.Kronecker(epsilon=1e-12),

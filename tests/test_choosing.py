@@ -35,6 +35,8 @@ SOLVERS = {
     "CG": proxlin.CG(),
     "MultiShiftCG": proxlin.MultiShiftCG(),
     "Cholesky": proxlin.Cholesky(),
+    "QR": proxlin.QR(),
+    "SVD": proxlin.SVD(),
     "ProximalGradient": proxlin.ProximalGradient(),
     "LBFGS": proxlin.LBFGS(),
 }
@@ -42,7 +44,8 @@ SOLVERS = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "solvers": {},
     "with a regularizer": {"regularizer": proxlin.L1(0.1)},
-    "in a metric": {"metric": proxlin.Diagonal()},
+    "in a diagonal metric": {"metric": proxlin.Diagonal()},
+    "in any metric": {"metric": proxlin.Kronecker()},
     "with momentum": {"momentum": 0.9},
 }
 

@@ -30,19 +30,19 @@ BENCH = re.findall(
 )
 MAX_LINES = 300
 CORE = ROOMS[: ROOMS.index("bench")]
-PUBLIC = {name for name in dir(proxlin) if name not in ROOMS} | {"sdca"}
+PUBLIC = {name for name in dir(proxlin) if name not in ROOMS} | {"sdca", "least_squares"}
 DEPENDENCIES = {"jax", "optax", "jaxtyping", "numpy"}
 
 NAMES = """
     Squared Logistic BinaryLogistic Hinge Sparsemax FromFunction
     Zero L1 SquaredL2 ElasticNet GroupL2
     dual_quadratic primal_quadratic dual_convex primal_convex
-    CG MultiShiftCG Cholesky ProximalGradient LBFGS
+    CG MultiShiftCG Cholesky QR SVD ProximalGradient LBFGS
     value_and_direction linearize Sum Term
-    prox_linear direction_as_gradient spl armijo_spl auto
+    prox_linear direction_as_gradient spl armijo_spl auto levenberg_marquardt
     Fixed Armijo ModelStep TrustRegion StochasticTrustRegion
-    Euclidean Diagonal Kronecker
-    sdca
+    Euclidean Diagonal Kronecker Marquardt
+    sdca least_squares
 """.split()
 
 

@@ -230,7 +230,7 @@ def test_recording_sees_work():
             "subproblem must be a Subproblem such as dual_quadratic, not 'dual'",
         ),
         (dict(solver="cg"), TypeError, r"cg cannot solve dual_quadratic.* use CG\(max_steps\)"),
-        (dict(solver=proxlin.CG), TypeError, r"cannot solve dual_quadratic.* or Cholesky\(\)"),
+        (dict(solver=proxlin.CG), TypeError, r"cannot solve dual_quadratic.* or SVD\(\)"),
         (
             dict(subproblem=proxlin.primal_quadratic, solver=jnp.linalg.solve),
             TypeError,

@@ -5,6 +5,8 @@ from proxlin import testing as testing
 from proxlin.batch import Share as Share
 from proxlin.direction import Info as Info
 from proxlin.direction import value_and_direction as value_and_direction
+from proxlin.least_squares import LeastSquaresResult as LeastSquaresResult
+from proxlin.least_squares import least_squares as least_squares
 from proxlin.linearize import Linearization as Linearization
 from proxlin.linearize import linearize as linearize
 from proxlin.losses import BinaryLogistic as BinaryLogistic
@@ -18,6 +20,7 @@ from proxlin.losses import Squared as Squared
 from proxlin.metrics import Diagonal as Diagonal
 from proxlin.metrics import Euclidean as Euclidean
 from proxlin.metrics import Kronecker as Kronecker
+from proxlin.metrics import Marquardt as Marquardt
 from proxlin.metrics import Metric as Metric
 from proxlin.objective import Sum as Sum
 from proxlin.objective import Term as Term
@@ -27,6 +30,7 @@ from proxlin.optimizer import armijo_spl as armijo_spl
 from proxlin.optimizer import auto as auto
 from proxlin.optimizer import direction_as_gradient as direction_as_gradient
 from proxlin.optimizer import eval_params as eval_params
+from proxlin.optimizer import levenberg_marquardt as levenberg_marquardt
 from proxlin.optimizer import prox_linear as prox_linear
 from proxlin.optimizer import spl as spl
 from proxlin.regularizers import L1 as L1
@@ -39,6 +43,8 @@ from proxlin.sdca import SDCAInfo as SDCAInfo
 from proxlin.sdca import sdca as sdca
 from proxlin.solvers import CG as CG
 from proxlin.solvers import LBFGS as LBFGS
+from proxlin.solvers import QR as QR
+from proxlin.solvers import SVD as SVD
 from proxlin.solvers import Cholesky as Cholesky
 from proxlin.solvers import Cost as Cost
 from proxlin.solvers import MultiShiftCG as MultiShiftCG

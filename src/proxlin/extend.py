@@ -24,10 +24,18 @@ from proxlin.algebra import (
 )
 from proxlin.direction import Direction, Info
 from proxlin.losses import Factor, Loss
-from proxlin.metrics import Inverse, Metric, apply_roots, inverse_roots, second_moments
+from proxlin.metrics import (
+    DiagonalMetric,
+    Inverse,
+    Metric,
+    apply_roots,
+    inverse_roots,
+    second_moments,
+)
 from proxlin.proximity import Proximity, ProximityState
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import (
+    Again,
     CompositeProblem,
     CompositeSolution,
     CompositeSolver,
@@ -45,11 +53,13 @@ from proxlin.steps import Step, StepRule
 from proxlin.subproblems import ConvexModel, Factors, Subproblem, Subsolution
 
 __all__ = [
+    "Again",
     "CompositeProblem",
     "CompositeSolution",
     "CompositeSolver",
     "ConvexModel",
     "Cost",
+    "DiagonalMetric",
     "Direction",
     "Factor",
     "Factors",

@@ -137,7 +137,7 @@ class Oracle:
         gamma, allowed = self._checked(gamma, batches)
         value, aux, model = self._model(params, batches, args)
         sound = allowed & jnp.isfinite(value) & all_finite(model.grad)
-        state = state.learned(self.metric, model.grad, sound)
+        state = state.learned(self.metric, *self._lesson(model, sound))
         proximity = Proximity.of(
             params=cast(params, gamma.dtype),
             grad=model.grad,
@@ -162,6 +162,9 @@ class Oracle:
             state=state,
             objective=lambda displacement: self._at(
                 optax.tree.sub(params, displacement), batches, args
+            ),
+            outputs_at=lambda displacement: self.objective.outputs(
+                optax.tree.sub(params, displacement), model.batches, args
             ),
         )
 
@@ -201,6 +204,14 @@ class Oracle:
             whole=whole and objective.decay is None,
         )
         return value, objective.aux(linearizations), model
+
+    def _lesson(self, model: ConvexModel, sound: Bool[Array, ""]) -> tuple[Params, Bool[Array, ""]]:
+        """What the metric learns from, and whether that is sound."""
+        if not self.metric.of_curvature:
+            return model.grad, sound
+        independent = getattr(self.metric, "independent", False)
+        diagonal = model.diagonal(independent, getattr(self.metric, "max_elements", 2**26))
+        return diagonal, sound & all_finite(diagonal)
 
     def _check_metric(self, proximity: Proximity, solved: Subsolution) -> None:
         if proximity.inverse is not None and not isinstance(solved.d, MetricVector):

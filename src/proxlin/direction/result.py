@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from proxlin.algebra import Params, Scalar, cast, cast_like, dot, plain
+from proxlin.algebra import Params, Scalar, Vector, add_scaled, cast, cast_like, dot, plain
+from proxlin.objective import TermOutputs
 from proxlin.proximity import Proximity, ProximityState
 from proxlin.solvers import Cost
 from proxlin.subproblems import ConvexModel, Subsolution
@@ -88,6 +89,8 @@ class Direction:
         state: the state of the proximity term, not counting the step that is yet to be taken.
         objective: displacement -> :math:`(h + \rho)(w - \text{displacement})`, on the same batch
             and with the same ``args``; auxiliary outputs are discarded.
+        outputs_at: displacement -> :math:`f(w - \text{displacement})`, on the examples that
+            curvature is taken from.
         average: the average of the parameters before this step, in the dtype of the algebra; None
             if none is kept.
     """
@@ -102,6 +105,7 @@ class Direction:
     sound: Bool[Array, ""]
     state: ProximityState
     objective: Callable[[Params], Scalar]
+    outputs_at: Callable[[Params], TermOutputs]
     average: Params | None = None
 
     @property
@@ -224,10 +228,12 @@ class Direction:
         return dot(self.model.grad, wide) + self.proximity.penalty_decrease(wide)
 
     def change(self) -> tuple[Direction, tuple[Array, ...]]:
-        r"""The direction and :math:`J d`; one JVP unless the solver gave it for free."""
+        r"""The direction and :math:`J d`; one JVP unless it is known already."""
         if self.solved.change is not None:
             return self, self.solved.change
-        return self.spend(jvps=1), self.model.jvp(plain(self.solved.d))
+        change = self.model.jvp(plain(self.solved.d))
+        solved = self.solved._replace(change=change, cost=self.cost.plus(jvps=1))
+        return dataclasses.replace(self, solved=solved), change
 
     def with_prediction(self) -> Direction:
         """The same with ``predicted``; one JVP unless the solver gave it for free."""
@@ -237,6 +243,27 @@ class Direction:
         curvature = self.model.curvature(plain(self.solved.d), change)
         predicted = self.proximity.predicted(self.solved.d, self.model.grad, curvature)
         return dataclasses.replace(spent, solved=spent.solved._replace(predicted=predicted))
+
+    def acceleration(self) -> tuple[Direction, Vector]:
+        r"""The geodesic acceleration, a correction :math:`e` of second order to the direction.
+
+        .. math:: (P / \gamma + J^\top H J)\, e = J^\top H \bigl(f(w - d) - f(w) + J d\bigr)
+
+        The bracket is half the second derivative of the outputs along the direction, up to third
+        order. It costs a forward pass, and a JVP for :math:`J d`.
+
+        Raises:
+            TypeError: if the subproblem has no linear system.
+        """
+        if self.solved.correction is None:
+            raise TypeError(
+                "acceleration needs a linear system: use subproblem=dual_quadratic or "
+                "primal_quadratic, without a regularizer"
+            )
+        found, change = self.change()
+        second = add_scaled(self.outputs_at(self.d), -1, self.model.outputs)
+        second = add_scaled(second, 1, change)
+        return found, self.solved.correction(self.model.factors().rmv(second))
 
     def next_state(self, eta: Scalar, taken: Bool[Array, ""]) -> ProximityState:
         r"""The state of the proximity term after a step :math:`\eta d`, if it is taken.

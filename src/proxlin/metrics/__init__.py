@@ -1,4 +1,4 @@
-r"""Metrics of the proximity term, learned from the gradients of previous steps.
+r"""Metrics of the proximity term, learned from gradients or from the Jacobian.
 
 In a metric :math:`P` a prox-linear direction minimizes the model of the objective plus
 :math:`\tfrac{1}{2 \gamma} \langle d, P d \rangle`. Without inner steps it is :math:`\gamma P^{-1}
@@ -6,6 +6,7 @@ In a metric :math:`P` a prox-linear direction minimizes the model of the objecti
 """
 
 from proxlin.metrics.base import Diagonal as Diagonal
+from proxlin.metrics.base import DiagonalMetric as DiagonalMetric
 from proxlin.metrics.base import Euclidean as Euclidean
 from proxlin.metrics.base import Inverse as Inverse
 from proxlin.metrics.base import Metric as Metric
@@ -14,3 +15,5 @@ from proxlin.metrics.kronecker import KroneckerState as KroneckerState
 from proxlin.metrics.kronecker import apply_roots as apply_roots
 from proxlin.metrics.kronecker import inverse_roots as inverse_roots
 from proxlin.metrics.kronecker import second_moments as second_moments
+from proxlin.metrics.marquardt import Marquardt as Marquardt
+from proxlin.metrics.space import Space as Space

@@ -17,13 +17,17 @@ Inverse = Callable[[Params], Params]
 
 
 class Metric(abc.ABC):
-    """A positive definite linear map of parameter space; a frozen dataclass with separate state.
+    r"""A positive definite linear map of parameter space; a frozen dataclass with separate state.
 
     Attributes:
         is_identity: whether it is always the identity.
+        of_curvature: whether it learns from the diagonal of the Gauss-Newton matrix
+            :math:`J^\top B B^\top J` in the place of the gradient. The fields ``independent`` and
+            ``max_elements``, if it has them, say how that is computed (:class:`proxlin.Cholesky`).
     """
 
     is_identity: ClassVar[bool] = False
+    of_curvature: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init(self, params: Shapes) -> Any:
@@ -57,8 +61,24 @@ class Euclidean(Metric):
         return None
 
 
+class DiagonalMetric(Metric):
+    r"""A metric :math:`P = S^2` with a diagonal :math:`S`.
+
+    In the coordinates :math:`S d` it is the identity, so any linear solver can work in it.
+    """
+
+    @abc.abstractmethod
+    def scales(self, state: Any, taken: Int[Array, ""]) -> Params:
+        """The entries of :math:`S`, positive numbers."""
+
+    def inverse(self, state: Any, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
+        """Divides by the scales twice, so that their squares cannot underflow."""
+        scales = cast_like(self.scales(state, taken), linear_term)
+        return lambda x: jax.tree.map(lambda a, s: a / s / s, x, scales)
+
+
 @dataclasses.dataclass(frozen=True)
-class Diagonal(Metric):
+class Diagonal(DiagonalMetric):
     r"""The metric of Adam (Kingma and Ba, 2015).
 
     .. math:: v \leftarrow \beta v + (1 - \beta)\, \nabla h^2, \qquad
@@ -93,12 +113,12 @@ class Diagonal(Metric):
         """Averages the squares."""
         return average(state, jax.tree.map(jnp.square, cast_like(grad, state)), self.decay)
 
-    def inverse(self, state: Params, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
-        """Divides by the roots."""
+    def scales(self, state: Params, taken: Int[Array, ""]) -> Params:
+        """The roots of the entries of :math:`P`."""
         roots = jax.tree.map(jnp.sqrt, unbiased(state, self.decay, taken))
         # Squares that overflow must not turn into a step of zero.
         roots = jax.tree.map(lambda r: jnp.where(jnp.isfinite(r), r, jnp.nan), roots)
-        return lambda x: jax.tree.map(lambda a, r: a / (r + self.epsilon).astype(a.dtype), x, roots)
+        return jax.tree.map(lambda r: jnp.sqrt(r + self.epsilon), roots)
 
 
 def zeros(params: Shapes) -> Params:

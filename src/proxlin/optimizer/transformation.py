@@ -190,7 +190,12 @@ def transformation(
             info=_report(direction.value, step),
             then=kept(inner, state.then),
             proximity=narrow(direction.next_state(step.eta, taken)),
-            rule=kept(stored(step.state, state_dtype), state.rule),
+            rule=kept(
+                stored(step.state, state_dtype),
+                state.rule
+                if step.rejected_state is None
+                else stored(step.rejected_state, state_dtype),
+            ),
             average=kept(averaged(state.average, params, state.taken), state.average)
             if average
             else (),

@@ -10,6 +10,9 @@ from proxlin.solvers.lbfgs import LBFGS as LBFGS
 from proxlin.solvers.lbfgs import SmoothSolution as SmoothSolution
 from proxlin.solvers.lbfgs import SmoothSolver as SmoothSolver
 from proxlin.solvers.multishift import MultiShiftCG as MultiShiftCG
+from proxlin.solvers.orthogonal import QR as QR
+from proxlin.solvers.orthogonal import SVD as SVD
+from proxlin.solvers.system import Again as Again
 from proxlin.solvers.system import Cost as Cost
 from proxlin.solvers.system import LinearSolver as LinearSolver
 from proxlin.solvers.system import NormalSystem as NormalSystem

@@ -18,6 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 from proxlin.algebra import Scalar, Vector, count
 from proxlin.deprecation import deprecated_fields
 
+# Solves a system again, with another preimage.
+Again = Callable[[Vector], Vector]
+
 
 class Status(enum.IntEnum):
     """How the computation of a direction ended.
@@ -116,11 +119,19 @@ class Rows(NamedTuple):
         of_x: whether rows belong to entries of :math:`x` (the dual) or of :math:`M x`.
         tolerance: by how much, relatively, rounding may make these rows differ from those of
             :math:`M`; a larger difference means another matrix.
+        dense: all of them as one matrix, if it is computed only once; None if it is not kept.
     """
 
     terms: tuple[TermRows, ...]
     of_x: bool
     tolerance: float
+    dense: Callable[[], Float[Array, "n p"]] | None = None
+
+    def matrix(self) -> Float[Array, "n p"]:
+        """All rows as one matrix."""
+        if self.dense is not None:
+            return self.dense()
+        return jnp.concatenate([term.block(jnp.arange(term.examples)) for term in self.terms])
 
 
 @deprecated_fields({"source": "data"}, removal="0.2")
@@ -137,8 +148,10 @@ class NormalSystem:
         shift: a non-negative number.
         rhs: the right-hand side, or None.
         data: :math:`s`, or None.
-        preimage: some :math:`v` with :math:`M v = s`, if one is known.
+        preimage: some :math:`v` with :math:`M v = s`, or with :math:`M^* v = \text{rhs}`, if one is
+            known.
         rows: makes dense rows for direct solvers, if examples are independent.
+        whole: makes the same rows by products with the whole batch.
     """
 
     forward: Callable[[Vector], Vector]
@@ -148,6 +161,7 @@ class NormalSystem:
     data: Vector | None = None
     preimage: Vector | None = None
     rows: Callable[[], Rows] | None = None
+    whole: Callable[[], Rows] | None = None
 
     def __post_init__(self) -> None:
         if (self.rhs is None) == (self.data is None):
@@ -194,3 +208,20 @@ class LinearSolver(abc.ABC):
     @abc.abstractmethod
     def solve(self, system: NormalSystem) -> Solution:
         """Solves the system, exactly or approximately."""
+
+    def solve_and_keep(self, system: NormalSystem) -> tuple[Solution, Again]:
+        r"""The solution, and a function that solves the system again with another preimage.
+
+        From :math:`v` it computes :math:`x` for the right-hand side :math:`M^* v` if the system has
+        a right-hand side, or the misfit for the data :math:`M v` if it has data. A direct solver
+        has the factorization; here the system is solved once more.
+        """
+
+        def again(v: Vector) -> Vector:
+            if system.rhs is not None:
+                other = dataclasses.replace(system, rhs=system.adjoint(v), preimage=v)
+                return self.solve(other).x
+            other = dataclasses.replace(system, data=system.forward(v), preimage=v)
+            return self.solve(other).misfit
+
+        return self.solve(system), again

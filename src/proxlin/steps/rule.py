@@ -29,6 +29,7 @@ class Step(NamedTuple):
         info: the report of the direction, including what the rule asked and spent.
         evaluations: forward passes at trial points.
         state: the next state of the rule, if the step is taken.
+        rejected_state: the next state if it is not taken; the same as before if None.
     """
 
     eta: Scalar
@@ -38,6 +39,7 @@ class Step(NamedTuple):
     info: Info
     evaluations: Int[Array, ""]
     state: Any = ()
+    rejected_state: Any = None
 
 
 class StepRule(abc.ABC):

@@ -5,19 +5,20 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from proxlin.algebra import Params, Scalar, Vector
 from proxlin.deprecation import warn_deprecated
 from proxlin.losses import Loss
-from proxlin.metrics import Metric
+from proxlin.metrics import DiagonalMetric, Metric
 from proxlin.objective import TermOutputs
 from proxlin.proximity import Proximity, has_momentum
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import Cost
 from proxlin.subproblems.model import ConvexModel
 
-LINEAR = "CG(max_steps), MultiShiftCG(max_steps) or Cholesky()"
+LINEAR = "CG(max_steps), MultiShiftCG(max_steps), Cholesky(), QR() or SVD()"
 COMPOSITE = "ProximalGradient()"
 
 
@@ -31,6 +32,9 @@ class Subsolution(NamedTuple):
             a regularizer, where the direction is a multiple of it.
         predicted: the decrease that the model promises; None if it did not come for free.
         change: :math:`J d`, the change of the outputs; None if it did not come for free.
+        correction: maps :math:`v` in the space of :math:`B^\top J d` to :math:`(P / \gamma +
+            J^\top B B^\top J)^{-1} J^\top B v`, with what the solver has computed already; None if
+            the subproblem is not quadratic, or has a regularizer.
         primal: the value of the convex subproblem at :math:`d`; None for the quadratic ones.
         dual: the value of its dual, a lower bound; None for the quadratic ones.
     """
@@ -40,6 +44,7 @@ class Subsolution(NamedTuple):
     dual_image: Params | None = None
     predicted: Scalar | None = None
     change: TermOutputs | None = None
+    correction: Callable[[TermOutputs], Vector] | None = None
     primal: Scalar | None = None
     dual: Scalar | None = None
 
@@ -106,7 +111,8 @@ class Subproblem(abc.ABC):
             )
         if not regularizer.is_zero:
             raise TypeError(f"{what} does not go together with {regularizer}; drop one of the two")
-        if not metric.is_identity and not getattr(solver, "takes_metric", solver is None):
+        easy = metric.is_identity or isinstance(metric, DiagonalMetric)
+        if not easy and not getattr(solver, "takes_metric", solver is None):
             raise TypeError(
                 f"{solver} does not take {what}; use CG(max_steps) or MultiShiftCG(max_steps)"
             )

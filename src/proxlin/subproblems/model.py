@@ -17,12 +17,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from proxlin.algebra import Params, Scalar, add_scaled, algebra_dtype, dot
 from proxlin.batch import Batch
 from proxlin.linearize import Linearization
 from proxlin.losses import Factor
 from proxlin.objective import Objective, TermOutputs
+from proxlin.solvers import Rows, TermRows
+from proxlin.subproblems.rows import column_squares, rows_of, rows_of_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +132,11 @@ class ConvexModel:
         return tuple(batch.weights[..., None] * v for batch, v in zip(self.batches, x, strict=True))
 
     def factors(self) -> Factors:
-        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs."""
+        r"""The factor :math:`\sqrt{\omega} B` of the Hessian at the outputs, the same each time."""
+        return self._factors
+
+    @functools.cached_property
+    def _factors(self) -> Factors:
         terms = zip(self.objective.losses, self.outputs, self.batches, strict=True)
         return Factors(
             tuple(
@@ -137,6 +144,38 @@ class ConvexModel:
                 for loss, f, batch in terms
             )
         )
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        r"""Rows of :math:`\sqrt{\omega} B^\top J`, example by example, for direct solvers."""
+        terms = zip(self.linearizations, self.factors().terms, strict=True)
+        rows = Rows(
+            terms=tuple(rows_of(lin, factor) for lin, factor in terms),
+            of_x=False,
+            tolerance=self.rounding**0.5,
+        )
+        return rows._replace(dense=functools.cache(rows.matrix))
+
+    @functools.cached_property
+    def whole_rows(self) -> Rows:
+        r"""The same by products with the whole batch, for models with examples that interact."""
+        factors = self.factors()
+        dense = functools.cache(
+            lambda: rows_of_products(
+                lambda d: factors.rmv(self.jvp(d)),
+                lambda v: self.vjp(factors.mv(v)),
+                self.grad,
+                self.outputs,
+            )
+        )
+        rows = TermRows(lambda numbers: dense()[numbers], sum(f.size for f in self.outputs), 1)
+        return Rows(terms=(rows,), of_x=False, tolerance=self.rounding**0.5, dense=dense)
+
+    def diagonal(self, independent: bool, max_elements: int) -> Params:
+        r"""The diagonal of the Gauss-Newton matrix :math:`J^\top B B^\top J`, from its rows."""
+        flat, unravel = ravel_pytree(self.grad)
+        rows = self.rows if independent else self.whole_rows
+        return unravel(column_squares(rows, flat.size, max_elements))
 
     def curvature(self, d: Params, change: TermOutputs) -> Scalar:
         r""":math:`\langle d, G d \rangle` for the Gauss-Newton matrix, given :math:`J d`."""

@@ -20,13 +20,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
-
 from proxlin.algebra import Image, Params, Vector, add_scaled, dot, plain, scale
-from proxlin.linearize import Linearization
-from proxlin.losses import Factor, Loss
+from proxlin.losses import Loss
+from proxlin.metrics import Space
+from proxlin.objective import TermOutputs
 from proxlin.proximity import Proximity
 from proxlin.regularizers import Regularizer
 from proxlin.solvers import (
@@ -37,7 +34,6 @@ from proxlin.solvers import (
     ProximalGradient,
     Rows,
     Status,
-    TermRows,
 )
 from proxlin.subproblems.base import COMPOSITE, LINEAR, Subproblem, Subsolution
 from proxlin.subproblems.composite import PrimalProblem, solve_composite
@@ -90,29 +86,39 @@ class PrimalQuadratic(Subproblem):
             return solve_composite(problem, solver or ProximalGradient())
         solver = solver or CG()
 
+        space = proximity.space
+
         def forward(d: Vector) -> Any:
-            change = model.jvp(plain(d))
+            change = model.jvp(space.outer(d))
             root = factors.rmv(change)
             # A solver that only combines vectors also combines the changes of the outputs.
             return Image(root, change) if solver.takes_metric else root
 
-        solution = solver.solve(
-            NormalSystem(
-                forward=forward,
-                adjoint=lambda v: proximity.precondition(model.vjp(factors.mv(plain(v)))),
-                shift=proximity.strength,
-                rhs=proximity.precondition(proximity.linear_term(model.grad)),
-                rows=lambda: _rows(model, factors, of_x=False),
-            )
+        system = NormalSystem(
+            forward=forward,
+            adjoint=lambda v: space.inner(model.vjp(factors.mv(plain(v)))),
+            shift=proximity.strength,
+            rhs=space.inner(proximity.linear_term(model.grad)),
+            preimage=_preimage(model, proximity, factors),
+            rows=lambda: _rows(model.rows, space, of_x=False),
+            whole=lambda: _rows(model.whole_rows, space, of_x=False),
         )
+        solution, again = solver.solve_and_keep(system)
+        d = space.direction(solution.x)
         predicted = change = None
         if solution.misfit is not None:
             if isinstance(solution.misfit, Image):
                 change = scale(-1, solution.misfit.change)
             curvature = dot(solution.misfit, solution.misfit)
-            curvature += model.decay_along(plain(solution.x))
-            predicted = proximity.predicted(solution.x, model.grad, curvature)
-        return Subsolution(d=solution.x, cost=solution.cost, predicted=predicted, change=change)
+            curvature += model.decay_along(plain(d))
+            predicted = proximity.predicted(d, model.grad, curvature)
+        return Subsolution(
+            d=d,
+            cost=solution.cost,
+            predicted=predicted,
+            change=change,
+            correction=lambda v: space.direction(again(v)),
+        )
 
 
 def _gradient(grad: Params) -> Params:
@@ -181,17 +187,19 @@ class DualQuadratic(Subproblem):
     def _smooth(
         self, model: ConvexModel, proximity: Proximity, solver: LinearSolver
     ) -> Subsolution:
-        factors = model.factors()
-        # B v = g helps only if the linear term is the gradient of these examples.
-        known = model.whole and not proximity.has_momentum
-        data = proximity.precondition(proximity.linear_term(model.grad))
+        factors, space = model.factors(), proximity.space
+        data = space.inner(proximity.linear_term(model.grad))
         system = dataclasses.replace(
             _system(model, proximity, factors, data),
-            preimage=factors.preimage if known else None,
+            preimage=_preimage(model, proximity, factors),
         )
-        solution = solver.solve(system)
-        d = proximity.conjugate_grad(solution.misfit)
-        return Subsolution(d=d, cost=solution.cost.transposed)
+        solution, again = solver.solve_and_keep(system)
+        direction = lambda misfit: proximity.conjugate_grad(space.direction(misfit))
+        return Subsolution(
+            d=direction(solution.misfit),
+            cost=solution.cost.transposed,
+            correction=lambda v: direction(again(v)),
+        )
 
     def _regularized(
         self, model: ConvexModel, proximity: Proximity, solver: LinearSolver
@@ -215,35 +223,27 @@ primal_quadratic = PrimalQuadratic()
 
 def _system(model: ConvexModel, proximity: Proximity, factors: Factors, data: Any) -> NormalSystem:
     """The dual system, whose right-hand side is M* of the data."""
+    space = proximity.space
     return NormalSystem(
-        forward=lambda u: proximity.precondition(model.vjp(factors.mv(u))),
-        adjoint=lambda d: factors.rmv(model.jvp(plain(d))),
+        forward=lambda u: space.inner(model.vjp(factors.mv(u))),
+        adjoint=lambda d: factors.rmv(model.jvp(space.outer(d))),
         shift=proximity.strength,
         data=data,
-        rows=lambda: _rows(model, factors, of_x=True),
+        rows=lambda: _rows(model.rows, space, of_x=True),
+        whole=lambda: _rows(model.whole_rows, space, of_x=True),
     )
 
 
-def _rows(model: ConvexModel, factors: Factors, *, of_x: bool) -> Rows:
-    """Rows of B^T J for a direct solver, with the same factor as its products with M."""
-    terms = zip(model.linearizations, factors.terms, strict=True)
-    return Rows(
-        terms=tuple(_rows_of(lin, factor) for lin, factor in terms),
+def _preimage(model: ConvexModel, proximity: Proximity, factors: Factors) -> TermOutputs | None:
+    """B v = g helps only if the linear term is the gradient of these examples."""
+    return factors.preimage if model.whole and not proximity.has_momentum else None
+
+
+def _rows(rows: Rows, space: Space, *, of_x: bool) -> Rows:
+    """Dense rows as the solver's vectors see them."""
+    divided = lambda term: term._replace(block=lambda i: space.divide_rows(term.block(i)))
+    return rows._replace(
+        terms=tuple(map(divided, rows.terms)),
         of_x=of_x,
-        tolerance=model.rounding**0.5,
+        dense=lambda: space.divide_rows(rows.matrix()),
     )
-
-
-def _rows_of(lin: Linearization, factor: Factor) -> TermRows:
-    # J^T of the columns of B. These are computed for all examples at once, because a factor by
-    # eigh is not unique. Not B^T of the rows of J, which XLA:CPU of jaxlib 0.10.2 miscompiles
-    # (a vmap over the last axis of v - sum(s * v), in float32 under jit).
-    outputs = lin.outputs
-    column = lambda e: factor.mv(jnp.broadcast_to(e, outputs.shape))
-    b = jax.vmap(column, out_axes=-1)(jnp.eye(outputs.shape[-1], dtype=outputs.dtype))
-
-    def rows(indices: Int[Array, " b"]) -> Float[Array, "rows p"]:
-        rows = lin.rows(indices, b[indices])
-        return rows.reshape(-1, rows.shape[-1])
-
-    return TermRows(block=rows, examples=outputs.shape[0], per_example=outputs[0].size)

@@ -22,7 +22,8 @@ def check_metric(metric: Metric, params: Params, *, tolerance: float | None = No
     r"""Tests a metric against the identities that the library relies on.
 
     The state is a pytree of arrays, and an update keeps its structure, shapes and dtypes and gives
-    the same under ``jit`` and ``lax.scan``. After gradients of any size, and of none,
+    the same under ``jit`` and ``lax.scan``. After gradients of any size, and of none (or diagonals
+    of a Gauss-Newton matrix, if it learns from those),
     :math:`P^{-1}` is finite, linear, symmetric and positive definite,
 
     .. math:: P^{-1} (x + 2 y) = P^{-1} x + 2 P^{-1} y, \qquad
@@ -54,10 +55,10 @@ def check_metric(metric: Metric, params: Params, *, tolerance: float | None = No
         return
     if check.keeps_its_state():
         check.compiles()
-        check.inverse("gradients", [check.draw() for _ in range(_STEPS)])
-        check.inverse("large gradients", [cast_scaled(1e4, check.draw())])
+        check.inverse("gradients", [check.lesson() for _ in range(_STEPS)])
+        check.inverse("large gradients", [cast_scaled(1e4, check.lesson())])
         check.inverse("gradients of zero", [check.zero])
-        check.inverse("a gradient, then zero", [check.draw(), check.zero])
+        check.inverse("a gradient, then zero", [check.lesson(), check.zero])
     check.conclude(metric, "metric")
 
 
@@ -81,6 +82,11 @@ class _Check(Findings):
             lambda w: jnp.asarray(self.rng.normal(size=w.shape), w.dtype), self.zero
         )
 
+    def lesson(self) -> Params:
+        """What an update learns from: a gradient, or the diagonal of a Gauss-Newton matrix."""
+        drawn = self.draw()
+        return jax.tree.map(jnp.square, drawn) if self.metric.of_curvature else drawn
+
     def init(self) -> Any:
         """The first state, as an optimizer keeps it: numbers are arrays."""
         return jax.tree.map(
@@ -94,7 +100,7 @@ class _Check(Findings):
         return state
 
     def none_for_the_identity(self) -> None:
-        grad = self.draw()
+        grad = self.lesson()
         inverse = self.metric.inverse(self.learn([grad], compiled=False), grad, count(0))
         if (inverse is None) != self.metric.is_identity:
             found = "None" if inverse is None else "not None"
@@ -105,11 +111,11 @@ class _Check(Findings):
 
     def keeps_its_state(self) -> bool:
         what = "structure, shapes and dtypes of the state after an update"
-        return self.same_kind(what, self.learn([self.draw()]), self.init())
+        return self.same_kind(what, self.learn([self.lesson()]), self.init())
 
     def compiles(self) -> None:
         """Compares with updates in a scan, where counts and states are traced."""
-        grads = [self.draw() for _ in range(_STEPS)]
+        grads = [self.lesson() for _ in range(_STEPS)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *grads)
         body = lambda carry, grad: (
             (self.metric.update(carry[0], grad, carry[1]), carry[1] + 1),

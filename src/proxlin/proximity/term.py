@@ -12,86 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 from proxlin.algebra import (
-    MetricVector,
     Params,
     Scalar,
-    Shapes,
     Vector,
     add_scaled,
-    algebra_dtype,
     cast_like,
-    count,
     covector,
     dot,
     plain,
     scale,
 )
 from proxlin.checks import require
-from proxlin.metrics import Inverse, Metric
+from proxlin.metrics import DiagonalMetric, Inverse, Metric, Space
+from proxlin.proximity.state import ProximityState, has_momentum
 from proxlin.regularizers import Regularizer
-
-
-class ProximityState(NamedTuple):
-    r"""The state of the proximity term; a plain pytree, empty without a metric and momentum.
-
-    Attributes:
-        metric: the state of the metric.
-        momentum: :math:`\eta P d` of the last step, in the metric of that step.
-        seen: how many gradients the metric has learned from.
-    """
-
-    metric: Any = ()
-    momentum: Params | tuple[()] = ()
-    seen: Int[Array, ""] | tuple[()] = ()
-
-    @classmethod
-    def init(cls, params: Shapes, metric: Metric, momentum: Any) -> ProximityState:
-        """The state before the first step."""
-        dtype = algebra_dtype(params)
-        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
-        return cls(
-            metric=metric.init(params),
-            momentum=zeros if has_momentum(momentum) else (),
-            seen=() if metric.is_identity else count(0),
-        )
-
-    def learned(self, metric: Metric, grad: Params, sound: Bool[Array, ""]) -> ProximityState:
-        """The state after a gradient, from which the metric learns if it is sound."""
-        if metric.is_identity:
-            return self
-        update = lambda: metric.update(self.metric, grad, self.seen)
-        return self._replace(
-            metric=jax.lax.cond(sound, update, lambda: self.metric),
-            seen=jnp.where(sound, optax.safe_increment(self.seen), self.seen),
-        )
-
-    def after(
-        self, d: Vector, eta: Scalar, taken: Bool[Array, ""], drop: Bool[Array, ""]
-    ) -> ProximityState:
-        r"""The state after a step :math:`\eta d`, or after one that was rejected.
-
-        Args:
-            d: the direction.
-            eta: the stepsize.
-            taken: whether the step was taken.
-            drop: whether to forget the last step, if it was not.
-        """
-        if not jax.tree.leaves(self.momentum):
-            return self
-
-        def next_momentum(x: Array, old: Array) -> Array:
-            kept = jnp.where(drop, jnp.zeros_like(old), old)
-            return jnp.where(taken, eta.astype(old.dtype) * x.astype(old.dtype), kept)
-
-        return self._replace(momentum=jax.tree.map(next_momentum, covector(d), self.momentum))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +46,7 @@ class Proximity:
         params: :math:`w`, in the dtype of the algebra.
         regularizer: :math:`\rho`.
         inverse: :math:`P^{-1}`; None for the identity.
+        scales: :math:`S`, if the metric is diagonal, :math:`P = S^2`; else None.
         last: :math:`P_{\text{last}} d_{\text{last}}`; None without momentum.
         last_weight: :math:`\mu / \gamma`.
 
@@ -116,6 +57,7 @@ class Proximity:
     params: Params
     regularizer: Regularizer
     inverse: Inverse | None = None
+    scales: Params | None = None
     last: Params | None = None
     last_weight: Scalar | float = 0.0
 
@@ -145,15 +87,18 @@ class Proximity:
         if has_momentum(momentum):
             last = cast_like(state.momentum, grad)
             weight = jnp.asarray(momentum, gamma.dtype) / gamma
-        inverse = None
+        inverse = scales = None
         if not metric.is_identity:
             term = _linear_term(grad, last, weight)
             inverse = metric.inverse(state.metric, term, state.seen - 1)
+        if isinstance(metric, DiagonalMetric):
+            scales = cast_like(metric.scales(state.metric, state.seen - 1), grad)
         return cls(
             gamma=gamma,
             params=params,
             regularizer=regularizer,
             inverse=inverse,
+            scales=scales,
             last=last,
             last_weight=weight,
         )
@@ -188,11 +133,7 @@ class Proximity:
             ValueError: for an infinite gamma, if it is known. Under ``jit`` the caller reports it,
                 and a finite number keeps the result from being non-finite.
         """
-        finite = require(
-            jnp.isfinite,
-            lambda g: f"gamma={g}: {message}",
-            self.gamma,
-        )
+        finite = require(jnp.isfinite, lambda g: f"gamma={g}: {message}", self.gamma)
         gamma = jnp.where(finite, self.gamma, jnp.ones_like(self.gamma))
         return dataclasses.replace(self, gamma=gamma), finite
 
@@ -200,9 +141,14 @@ class Proximity:
         r""":math:`\nabla h + s`, the linear term of a subproblem with a model of this gradient."""
         return _linear_term(grad, self.last, self.last_weight)
 
+    @property
+    def space(self) -> Space:
+        """Parameter space with the metric."""
+        return Space(self.inverse, self.scales)
+
     def precondition(self, y: Params) -> Vector:
         r""":math:`P^{-1} y`, a vector of the space with the metric."""
-        return y if self.inverse is None else MetricVector(y, self.inverse(y))
+        return self.space.precondition(y)
 
     def square(self, d: Vector) -> Scalar:
         r""":math:`\|d\|_P^2 / \gamma`."""
@@ -301,17 +247,3 @@ class Proximity:
 
 def _linear_term(grad: Params, last: Params | None, weight: Scalar | float) -> Params:
     return grad if last is None else add_scaled(grad, weight, last)
-
-
-def has_momentum(momentum: Any) -> bool:
-    """Whether there is momentum, now or later: an injected array may be zero only for now."""
-    return isinstance(momentum, jax.Array) or bool(momentum != 0)
-
-
-def check_momentum(momentum: Any) -> Bool[Array, ""]:
-    """Whether momentum is allowed; raises if it is known not to be."""
-    return require(
-        lambda m: (m >= 0) & (m < 1),
-        lambda m: f"momentum={m!r}: give a number in [0, 1)",
-        momentum,
-    )
