@@ -78,7 +78,7 @@ def test_auto_trains_networks_for_images(name, digits):
     losses, state = train(opt, model, digits, 128, epochs=4)
     assert losses[-5:].mean() < 0.5 * losses[0]
     assert losses.max() < 1.5 * losses[0]
-    assert int(state.rejected) == 0
+    assert int(state.rejected) <= 1  # a step that promises all of the loss and does not keep it
 
 
 def test_auto_trains_a_transformer():

@@ -556,12 +556,12 @@ UNFIT: dict[str, Any] = {
     "lbfgs dual_quadratic": (
         LOGISTIC,
         {"subproblem": proxlin.dual_quadratic, "solver": LBFGS},
-        r"LBFGS\(.*cannot solve dual_quadratic .*use CG\(max_steps\), Multi.* or Cholesky\(\)",
+        r"LBFGS\(.*cannot solve dual_quadratic .*use CG\(max_steps\), Multi.*, QR\(\) or SVD\(\)",
     ),
     "proximal gradient dual_quadratic": (
         LOGISTIC,
         {"subproblem": proxlin.dual_quadratic, "solver": EXACT},
-        r"ProximalGradient\(.*cannot solve dual_quadratic .*use CG\(max_steps\), Multi.* or Chol",
+        r"ProximalGradient\(.*cannot solve dual_quadratic .*use CG\(max_steps\), Multi.* Chol",
     ),
     "cg primal_quadratic l1": (
         LOGISTIC,

@@ -144,7 +144,7 @@ def test_short_steps_are_judged_by_the_average_of_parameters(progress, taken):
     step = RULE.step(towards(found, progress), jnp.asarray(taken), before)
     assert float(step.state.progress) == pytest.approx(progress)
     assert float(step.state.progress_square) == pytest.approx(1)
-    want = min(RULE.rate, weight) * np.clip(3 * progress, -1, 1)
+    want = min(RULE.rate, 9 / (taken + 9)) * np.clip(3 * progress, -1, 1)
     assert np.log(float(step.gamma)) == pytest.approx(want)
     # Steps with curvature, and those that find much slope left, are judged by the ratio alone.
     long = remembered(found, 1.0, -0.9, start=9.9, starting=False)

@@ -143,7 +143,7 @@ class _Problem:
             rejected=count(0),
             quiet=count(0),
             ending=count(Ending.RUNNING),
-            history=History(*(blank for _ in History._fields)),
+            history=History._make(blank for _ in History._fields),
         )
         final = jax.lax.while_loop(
             lambda s: (s.ending == Ending.RUNNING) & (s.steps < self.max_steps),
@@ -161,7 +161,7 @@ class _Problem:
                 params = jax.tree.map(hold, params, free)
             return self._flat(params)[:, None]
 
-        return Oracle(model, Squared(), metric=Marquardt(), solver=self.solver)
+        return Oracle(model=model, loss=Squared(), metric=Marquardt(), solver=self.solver)
 
     def _flat(self, params: Params) -> Float[Array, " n"]:
         return ravel_pytree(self.residuals(params))[0]
@@ -208,8 +208,8 @@ class _Problem:
             rejected=state.rejected + count(~taken & (ending == Ending.RUNNING)),
             quiet=quiet,
             ending=ending,
-            history=History(
-                *(x.at[state.steps].set(e) for x, e in zip(state.history, entry, strict=True))
+            history=History._make(
+                x.at[state.steps].set(e) for x, e in zip(state.history, entry, strict=True)
             ),
         )
 

@@ -20,15 +20,24 @@ from proxlin.solvers.system import Again, Cost, LinearSolver, NormalSystem, Solu
 
 
 class Counted:
-    """A function that counts its calls; solvers of this kind call it outside of loops."""
+    """A function that counts its calls; solvers of this kind call it outside of loops.
+
+    The same vector once more costs nothing.
+    """
 
     def __init__(self, fn: Callable[[Vector], Vector]):
         self.fn, self.calls = fn, 0
+        self.found: list[tuple[Vector, Vector]] = []
 
     def __call__(self, x: Vector) -> Vector:
         """The function."""
+        for known, image in self.found:
+            if known is x:
+                return image
         self.calls += 1
-        return self.fn(x)
+        image = self.fn(x)
+        self.found.append((x, image))
+        return image
 
 
 class Factorization(abc.ABC):

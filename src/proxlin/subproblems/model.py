@@ -168,7 +168,11 @@ class ConvexModel:
                 self.outputs,
             )
         )
-        rows = TermRows(lambda numbers: dense()[numbers], sum(f.size for f in self.outputs), 1)
+        rows = TermRows(
+            block=lambda numbers: dense()[numbers],
+            examples=sum(f.size for f in self.outputs),
+            per_example=1,
+        )
         return Rows(terms=(rows,), of_x=False, tolerance=self.rounding**0.5, dense=dense)
 
     def diagonal(self, independent: bool, max_elements: int) -> Params:
