@@ -107,9 +107,12 @@ def _curves_of(axes: Axes, name: str, summary: Summary) -> None:
     if math.isnan(summary.target):
         return
     axes.axhline(sign * summary.target, color="black", linestyle=":", linewidth=0.8)
-    best = max((max(r.curve.scores) for r in summary.results.values()), default=summary.target)
+    scores = [r.curve.scores for r in summary.results.values()]
+    shown = [y for own in scores for y in (max(own), own[-1]) if math.isfinite(y)]
     base = abs(summary.target)
-    low, high = summary.target - 0.35 * base, best + 0.03 * base
+    # The best and the end of each method are inside, also of one that misses the target by far.
+    low = min(summary.target - 0.35 * base, *(y - 0.1 * base for y in shown))
+    high = max(summary.target, *shown) + 0.03 * base
     axes.set_ylim(sorted((sign * low, sign * high)))
 
 
