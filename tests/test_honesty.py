@@ -515,15 +515,16 @@ def test_momentum_in_a_metric_that_changes(metric, subproblem):
 
     unravel = ravel_pytree(params)[1]
 
-    def inverse(state, source, taken):
-        apply = metric.inverse(state, unravel(source), jnp.asarray(taken))
+    def inverse(state, params, source, taken):
+        here = metric.at(state, params)
+        apply = metric.inverse(here, unravel(source), jnp.asarray(taken))
         return np.stack([cases.flat(apply(unravel(e))) for e in jnp.eye(source.size)], axis=1)
 
     g_last, _ = cases.dense("logistic", params, x, y)
     g, curvature = cases.dense("logistic", other, x_next, y_next)
-    p_last = np.linalg.inv(inverse(first.state.metric, g_last, 0))
+    p_last = np.linalg.inv(inverse(first.state.metric, params, g_last, 0))
     source = np.asarray(g) + 0.5 / 2.0 * p_last @ (0.7 * cases.flat(first.d))
-    p = np.linalg.inv(inverse(second.state.metric, jnp.asarray(source), 1))
+    p = np.linalg.inv(inverse(second.state.metric, other, jnp.asarray(source), 1))
     want = np.linalg.solve(np.asarray(curvature) + p / 2.0, source)
     assert second.info.status == Status.OK
     assert cases.relative_error(cases.flat(second.d), want) < 1e-6

@@ -50,10 +50,11 @@ def state_of(metric, params, momentum=()):
     return ProximityState(learned(metric, params), momentum, seen)
 
 
-def dense_inverse(metric, state, source):
+def dense_inverse(metric, state, source, params=None):
     """The inverse of the metric as a matrix, after one gradient more."""
     vector, unravel = ravel_pytree(source)
-    inverse = metric.inverse(state, source, jnp.asarray(SEEN)) or (lambda x: x)
+    here = metric.at(state, params) if params is not None else state
+    inverse = metric.inverse(here, source, jnp.asarray(SEEN)) or (lambda x: x)
     column = lambda e: ravel_pytree(inverse(unravel(e)))[0]
     return np.asarray(jax.vmap(column, out_axes=1)(jnp.eye(vector.size)))
 
@@ -90,7 +91,7 @@ def test_the_direction_is_that_of_dense_algebra(name, subproblem, metric, moment
     seen = np.diagonal(gauss_newton) if metric.of_curvature else grad
     state = metric.update(state.metric, unravel(jnp.asarray(seen)), jnp.asarray(SEEN))
     linear = grad + momentum / GAMMA * ravel_pytree(covector)[0]
-    p = np.linalg.inv(dense_inverse(metric, state, unravel(linear)))
+    p = np.linalg.inv(dense_inverse(metric, state, unravel(linear), params))
     want = np.linalg.solve(gauss_newton + p / GAMMA, linear)
     assert relative_error(flat(got.d), want) < 1e-8
     if momentum:
@@ -146,9 +147,10 @@ def test_a_direct_solver_takes_momentum_too():
         assert relative_error(flat(other), flat(directions[0])) < 1e-8
 
 
-def trained(optimizer, steps=5, takes_gradients=False):
-    params, inputs, targets = problem("logistic", jnp.float64, m=16)
-    objective = lambda w, x, y: jnp.mean(proxlin.Logistic().value(network(w, x), y))
+def trained(optimizer, steps=5, takes_gradients=False, model=network, params=None):
+    first, inputs, targets = problem("logistic", jnp.float64, m=16)
+    params = first if params is None else params
+    objective = lambda w, x, y: jnp.mean(proxlin.Logistic().value(model(w, x), y))
     state = optimizer.init(params)
     for i in range(steps):
         x, y = inputs[i::2], targets[i::2]
@@ -159,9 +161,9 @@ def trained(optimizer, steps=5, takes_gradients=False):
     return flat(params)
 
 
-def without_inner_steps(metric, stepsize):
+def without_inner_steps(metric, stepsize, model=network):
     return proxlin.prox_linear(
-        network,
+        model,
         proxlin.Logistic(),
         step=proxlin.Fixed(stepsize),
         solver=proxlin.CG(0),
@@ -177,10 +179,77 @@ def test_without_inner_steps_a_diagonal_metric_is_adam():
 
 
 def test_without_inner_steps_a_kronecker_metric_is_shampoo():
+    """For one matrix: how long the steps of several ones are is up to their sizes."""
+    _, inputs, _ = problem("logistic", jnp.float64, m=16)
+    model = lambda w, x: x @ w
+    params = jnp.sin(jnp.arange(float(inputs.shape[1] * 4))).reshape(-1, 4)
     metric = proxlin.Kronecker(decay=0.9, block_size=3, every=1, root=4, epsilon=1e-6)
-    got = trained(without_inner_steps(metric, 0.1))
+    got = trained(without_inner_steps(metric, 0.1, model), model=model, params=params)
     rival = shampoo(0.1, momentum=0.0, block_size=3, root_every=1, decay=0.9)
-    np.testing.assert_allclose(got, trained(rival, takes_gradients=True), rtol=1e-10)
+    want = trained(rival, takes_gradients=True, model=model, params=params)
+    np.testing.assert_allclose(got, want, rtol=1e-10)
+
+
+def steps_of_leaves(metric, params, grads):
+    """P^-1 of the last gradient, after all of them."""
+    state = metric.init(params)
+    for taken, grad in enumerate(grads):
+        state = metric.update(state, grad, jnp.asarray(taken))
+    return metric.inverse(metric.at(state, params), grads[-1], jnp.asarray(len(grads) - 1))(
+        grads[-1]
+    )
+
+
+def drawn(shapes, seed):
+    rng = np.random.default_rng(seed)
+    return {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+
+
+def test_a_metric_in_units_of_the_parameters():
+    r"""The lengths of the parts are kappa rms(W) / rms(G) |S|, and the whole keeps its length."""
+    shapes = {"kernel": (2, 3, 4), "bias": (4,), "one": ()}
+    params = drawn(shapes, 0) | {"bias": jnp.zeros(4)}
+    grads = [drawn(shapes, seed) for seed in (1, 2)]
+    metric = proxlin.Kronecker(decay=0.9, every=1, epsilon=1e-12)
+    steps = steps_of_leaves(metric, params, grads)
+    rms = lambda x: np.sqrt(np.mean(np.square(x)))
+    sizes = {"kernel": rms(params["kernel"]), "bias": 0.1, "one": abs(float(params["one"]))}
+    of_grads = {
+        name: np.sqrt(0.9 * 0.1 * rms(grads[0][name]) ** 2 + 0.1 * rms(grads[1][name]) ** 2)
+        for name in shapes
+    }
+    length = lambda x: np.linalg.norm(np.ravel(x))
+    kappas = [
+        length(steps[name]) * of_grads[name] / sizes[name] / length(grads[1][name])
+        for name in shapes
+    ]
+    np.testing.assert_allclose(kappas, kappas[0], rtol=1e-6)
+    assert length(flat(steps)) == pytest.approx(length(flat(grads[1])), rel=1e-6)
+
+
+def test_the_balance_of_leaves_does_not_depend_on_their_units():
+    shapes, units = {"a": (6, 4), "b": (4, 3)}, {"a": 16.0, "b": 0.25}
+    params, grads = drawn(shapes, 0), [drawn(shapes, seed) for seed in (1, 2)]
+    metric = proxlin.Kronecker(every=1)
+    want = steps_of_leaves(metric, params, grads)
+    measured = lambda tree, power: {name: x * units[name] ** power for name, x in tree.items()}
+    got = measured(
+        steps_of_leaves(metric, measured(params, -1), [measured(g, 1) for g in grads]), 1
+    )
+    ratio = {name: got[name] / want[name] for name in shapes}
+    np.testing.assert_allclose(flat(ratio), flat(ratio)[0], rtol=1e-9)
+
+
+def test_a_gradient_of_rounding_alone_does_not_move_its_leaf():
+    """As that of a bias before BatchNorm, which would else be measured by its own noise."""
+    shapes = {"kernel": (8, 8), "bias": (8,)}
+    grads = [g | {"bias": 1e-9 * g["bias"]} for g in (drawn(shapes, seed) for seed in (1, 2))]
+    params = drawn(shapes, 0)
+    steps = steps_of_leaves(proxlin.Kronecker(every=1), params, grads)
+    of_kernel, of_bias = (
+        np.linalg.norm(steps[k]) / np.linalg.norm(params[k]) for k in ("kernel", "bias")
+    )
+    assert of_bias < 1e-4 * of_kernel
 
 
 def test_conjugate_gradients_on_pairs_are_those_in_whitened_coordinates():

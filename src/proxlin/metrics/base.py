@@ -37,6 +37,10 @@ class Metric(abc.ABC):
     def update(self, state: Any, grad: Params, taken: Int[Array, ""]) -> Any:
         """Learns from a gradient; ``taken`` counts those that it has learned from before."""
 
+    def at(self, state: Any, params: Params) -> Any:
+        """The state that ``inverse`` gets at these parameters; the same, unless it needs them."""
+        return state
+
     @abc.abstractmethod
     def inverse(self, state: Any, linear_term: Params, taken: Int[Array, ""]) -> Inverse | None:
         r""":math:`P^{-1}` for a subproblem with this linear term; None for the identity."""

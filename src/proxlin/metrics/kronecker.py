@@ -3,10 +3,12 @@ r"""A metric in Kronecker factors, like those of Shampoo and KFAC."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from proxlin.algebra import Number, Params, Shapes, zeros_like
@@ -18,6 +20,8 @@ Matrix = Float[Array, "rows columns"]
 # How many gradients are averaged between two computations of the roots, if there are as many:
 # their second moments cost as much as a product with the metric.
 _MOMENTS_A_ROOT = 5
+# The least size of a leaf, relative to that of weights that keep the variance of their inputs.
+_LEAST_SIZE = 0.1
 
 
 class KroneckerState(NamedTuple):
@@ -27,29 +31,45 @@ class KroneckerState(NamedTuple):
         moments: for each matrix, averages of the blocks of :math:`G G^\top` and :math:`G^\top G`;
             for each vector, the average of its squares.
         roots: the inverse roots of the moments when they were last computed.
+        sizes: the size of each leaf of the parameters, for one step; not kept.
     """
 
     moments: PyTree[Array]
     roots: PyTree[Array]
+    sizes: PyTree[Array] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Kronecker(Metric):
-    r"""Second moments of the gradient, in Kronecker factors and at the scale of the gradient.
+    r"""Second moments of the gradient, in Kronecker factors and in units of the parameters.
 
     .. math:: L \leftarrow \beta L + (1 - \beta)\, G G^\top, \quad
         R \leftarrow \beta R + (1 - \beta)\, G^\top G, \quad
         P^{-1} X = c\, L^{-1/q} X R^{-1/q}
 
-    With :math:`q = 2` the product of the factors approximates the second moment itself, as in
-    natural gradients and KFAC; with :math:`q = 4` it approximates its root, as in Shampoo (Gupta,
-    Koren and Singer, 2018).
+    If gradients are :math:`A^{1/2} Z B^{1/2}` with uncorrelated entries of :math:`Z`, then :math:`L`
+    and :math:`R` are multiples of :math:`A` and :math:`B`. With :math:`q = 2` the metric is then
+    the root of the second moment, as in Adam, but in the right basis; with :math:`q = 4` it is the
+    fourth root, as in Shampoo (Gupta, Koren and Singer, 2018).
 
     A gradient :math:`G` is a matrix with one column for each output of a layer; the kernel of a
     convolution has one row for each pixel and input. :math:`L` and :math:`R` consist of diagonal
-    blocks of nearly equal size; vectors, such as biases, have the diagonal alone. The factor
-    :math:`c` of each leaf gives the preconditioned linear term of the subproblem the length it had
-    before, so gamma has the same scale as without a metric.
+    blocks of nearly equal size; vectors, such as biases, have the diagonal alone.
+
+    The factor :math:`c` of each leaf :math:`W` balances it with the others: its part :math:`S` of
+    the linear term of the subproblem gets the length
+
+    .. math:: \|P^{-1} S\| = \kappa \, \frac{\operatorname{rms}(W)}{\operatorname{rms}(G)} \|S\|
+
+    where :math:`\operatorname{rms}(G)` is that of the averages. If a leaf is measured in other
+    units, :math:`W = a W'`, its gradient becomes :math:`a` times as large and its step :math:`a`
+    times as small: training does not depend on the units of weights, nor on those of the inputs of
+    a layer. :math:`\kappa` gives the whole term the length it had before, so gamma has the same
+    scale as without a metric.
+
+    A leaf that starts at zero has no size yet. Each is given at least a tenth of
+    :math:`1 / \sqrt{n}`, where :math:`n` is the number of its rows: weights of that size keep the
+    variance of their inputs.
 
     Attributes:
         decay: :math:`\beta`.
@@ -110,6 +130,10 @@ class Kronecker(Metric):
         latest = jax.lax.cond(taken % self.every == 0, roots, lambda: state.roots)
         return KroneckerState(moments=moments, roots=latest)
 
+    def at(self, state: KroneckerState, params: Params) -> KroneckerState:
+        """The state with the sizes of the parameters."""
+        return state._replace(sizes=jax.tree.map(_size, params))
+
     def inverse(self, state: KroneckerState, linear_term: Params, taken: Int[Array, ""]) -> Inverse:
         """Multiplies by the roots on both sides."""
         roots = jax.tree.map(
@@ -117,7 +141,24 @@ class Kronecker(Metric):
         )
         apply = lambda x, own: apply_roots(x, own, self.block_size)
         lengths = jax.tree.map(lambda x, own: _ratio(x, apply(x, own)), linear_term, roots)
+        if jax.tree.leaves(state.sizes):
+            units = self._units(linear_term, state)
+            lengths = jax.tree.map(jnp.multiply, lengths, units)
         return lambda x: jax.tree.map(lambda a, r, c: c * apply(a, r), x, roots, lengths)
+
+    def _units(self, linear_term: Params, state: KroneckerState) -> PyTree[Array]:
+        """The length of the preconditioned linear term over that of the term, for each leaf."""
+        spread = lambda x, own: _rms(x, own).astype(x.dtype)
+        grads = jax.tree.map(spread, linear_term, state.moments)
+        # The gradient with respect to the logarithm of a size; below epsilon it may be rounding.
+        relative = jax.tree.map(jnp.multiply, grads, state.sizes)
+        largest = jnp.max(jnp.stack(jax.tree.leaves(relative)))
+        least = self.epsilon * _or_one(largest)
+        units = jax.tree.map(lambda size, r: size * (size / (r + least)), state.sizes, relative)
+        before = optax.tree.norm(linear_term)
+        after = optax.tree.norm(jax.tree.map(jnp.multiply, linear_term, units))
+        kappa = jnp.where(after > 0, before / _or_one(after), 1)
+        return jax.tree.map(lambda unit: kappa * unit, units)
 
 
 def second_moments(g: Array, block_size: int) -> Any:
@@ -163,6 +204,18 @@ def apply_roots(x: Array, roots: Any, block_size: int) -> Array:
     pairs = zip(_columns(product, block_size), right, strict=True)
     columns = [c @ r[: c.shape[1], : c.shape[1]] for c, r in pairs]
     return jnp.concatenate(columns, axis=1).reshape(x.shape)
+
+
+def _size(w: Array) -> Float[Array, ""]:
+    """The root mean square of a leaf, at least a tenth of what keeps the variance of its inputs."""
+    rows = 1 if _is_vector(w) else len(_matrix(w))
+    return jnp.maximum(jnp.sqrt(jnp.sum(w * w) / max(w.size, 1)), _LEAST_SIZE / math.sqrt(rows))
+
+
+def _rms(x: Array, moments: Any) -> Float[Array, ""]:
+    """The root mean square of the gradients of a leaf, from the averages of their moments."""
+    squares = moments if _is_vector(x) else jnp.trace(moments[0], axis1=1, axis2=2)
+    return jnp.sqrt(jnp.sum(squares)) / math.sqrt(max(x.size, 1))
 
 
 def _or_one(x: Array) -> Array:

@@ -90,7 +90,8 @@ class Proximity:
         inverse = scales = None
         if not metric.is_identity:
             term = _linear_term(grad, last, weight)
-            inverse = metric.inverse(state.metric, term, state.seen - 1)
+            here = metric.at(state.metric, params)
+            inverse = metric.inverse(here, term, state.seen - 1)
         if isinstance(metric, DiagonalMetric):
             scales = cast_like(metric.scales(state.metric, state.seen - 1), grad)
         return cls(
