@@ -106,6 +106,28 @@ def test_a_loss_that_vanishes_stays_away(digits):
     assert int(state.rejected) < 10  # steps that promise more than they keep
 
 
+@pytest.mark.parametrize("scale", [0.01, 255.0])
+def test_inputs_may_have_another_scale(scale, digits):
+    model = NETWORKS["mlp"]
+    opt = proxlin.auto(model.apply, proxlin.Logistic(), has_aux=True, init_aux=())
+    losses, _ = train(opt, model, (scale * digits[0], digits[1]), 128, epochs=12)
+    assert losses[-5:].mean() < 0.2
+    assert losses.max() < 1.5 * losses[0]
+
+
+@pytest.mark.parametrize("share,limit", [(0.5, 0.3), (0.8, 1.0)])
+def test_noisy_labels_are_fitted_without_a_schedule(share, limit, digits):
+    """A floor of noise, where gamma has to fall, and must not climb by chance."""
+    x, y = digits
+    rng = np.random.default_rng(1)
+    noisy = np.where(rng.random(len(y)) < share, rng.integers(0, 10, len(y)), y)
+    model = NETWORKS["mlp"]
+    opt = proxlin.auto(model.apply, proxlin.Logistic(), has_aux=True, init_aux=())
+    losses, _ = train(opt, model, (x, jnp.asarray(noisy)), 128, epochs=60)
+    assert losses[-14:].mean() < limit
+    assert losses.max() < 2 * losses[0]
+
+
 @pytest.mark.parametrize("gamma", [1e-6, 1e4])
 def test_a_bad_first_gamma_does_no_harm(gamma, digits):
     model = NETWORKS["mlp"]

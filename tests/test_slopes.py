@@ -1,6 +1,5 @@
 """Gamma by the slope that the next batch finds."""
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -36,8 +35,6 @@ def remembered(found, curvature, left, starting=True, start=0.0, shrink=1.0):
         last=slopes(start, curvature, shrink=shrink),
         mean=slopes(),
         ratio=zero,
-        progress=zero,
-        progress_square=zero,
         starting=jnp.asarray(starting),
     )
 
@@ -119,42 +116,15 @@ def test_gamma_doubles_while_curvature_is_not_felt():
     assert float(later.gamma) == pytest.approx(1e-4 * np.exp(RULE.rate))
 
 
-def towards(found, slope):
-    """The direction with an average of parameters at this slope from the current ones."""
-    grad = found.model.grad
-    square = float(flat(grad) @ flat(grad))
-    average = jax.tree.map(lambda w, g: w + slope / square * g, found.model.params, grad)
-    return dataclasses.replace(found, average=average)
-
-
-@pytest.mark.parametrize("taken", [2, 500, 10_000])
-@pytest.mark.parametrize("progress", [0.2, -0.2, 0.02])
-def test_short_steps_are_judged_by_the_average_of_parameters(progress, taken):
-    """Their next batch is a little worse whatever they do; the average looks back further."""
+def test_steps_with_little_curvature_are_short_enough():
+    """Their next batch is a little worse however short they are: gamma may only grow."""
     found = direction(gamma=1.0)
-    short = remembered(found, 1.0, -0.9, start=10.1, starting=False)
-    unknown = RULE.step(found, jnp.asarray(taken), short)
-    assert float(unknown.gamma) == pytest.approx(1)  # without an average
-    weight = 9 / (taken + 8)  # the first average is that after one step
-    # What the state has to hold for a mean of this progress over a root mean square of one.
-    before = short._replace(
-        progress=jnp.asarray(progress),
-        progress_square=jnp.asarray((1 - weight * progress**2) / (1 - weight)),
+    after = lambda left, start: RULE.step(
+        found, jnp.asarray(1), remembered(found, 1.0, left, start=start, starting=False)
     )
-    step = RULE.step(towards(found, progress), jnp.asarray(taken), before)
-    assert float(step.state.progress) == pytest.approx(progress)
-    assert float(step.state.progress_square) == pytest.approx(1)
-    want = min(RULE.rate, 9 / (taken + 9)) * np.clip(3 * progress, -1, 1)
-    assert np.log(float(step.gamma)) == pytest.approx(want)
-    # Steps with curvature, and those that find much slope left, are judged by the ratio alone.
-    long = remembered(found, 1.0, -0.9, start=9.9, starting=False)
-    assert float(RULE.step(found, jnp.asarray(taken), long).gamma) == pytest.approx(
-        np.exp(-RULE.rate)
-    )
-    lucky = remembered(found, 1.0, 0.9, start=10.1, starting=False)
-    assert float(RULE.step(found, jnp.asarray(taken), lucky).gamma) == pytest.approx(
-        np.exp(RULE.rate)
-    )
+    assert float(after(-0.9, start=10.1).gamma) == 1
+    assert float(after(-0.9, start=9.9).gamma) == pytest.approx(np.exp(-RULE.rate))
+    assert float(after(0.9, start=10.1).gamma) == pytest.approx(np.exp(RULE.rate))
 
 
 def test_the_fraction_is_that_of_dense_matrices():
@@ -296,7 +266,8 @@ def on_a_noisy_parabola(number, optimum, p=2000, m=2, distance=30.0, seed=0):
     r"""Gammas, and distances from the minimum, for the loss 1/2 |w - w* - noise|^2, of unit noise.
 
     With stepsize :math:`a = \gamma / (1 + \gamma)` the distance from a minimum at rest settles
-    at :math:`\sqrt{a / (2 - a)\, p / m}`, and the ratio at minus a half.
+    at :math:`\sqrt{a / (2 - a)\, p / m}`, and the ratio at minus a half. The last result is the
+    distance of the average of the parameters.
     """
     rule = proxlin.StochasticTrustRegion()
     opt = proxlin.prox_linear(lambda w, x: x + w[None], proxlin.Squared(), step=rule, average=True)
@@ -311,7 +282,9 @@ def on_a_noisy_parabola(number, optimum, p=2000, m=2, distance=30.0, seed=0):
             w = w + updates
             return (w, state), (state.gamma, jnp.linalg.norm(w - optimum(t)))
 
-        return jax.lax.scan(step, (w, opt.init(w)), jnp.arange(number))[1]
+        (w, state), found = jax.lax.scan(step, (w, opt.init(w)), jnp.arange(number))
+        average = proxlin.eval_params(state, w)
+        return *found, jnp.linalg.norm(average - optimum(number - 1))
 
     return map(np.asarray, run(jnp.full(p, distance / np.sqrt(p)) + optimum(0)))
 
@@ -319,34 +292,56 @@ def on_a_noisy_parabola(number, optimum, p=2000, m=2, distance=30.0, seed=0):
 at_rest = lambda t: jnp.zeros(())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_gamma_falls_where_noise_stops_progress_and_not_before(seed):
-    p, m, distance = 2000, 2, 1000.0
-    gammas, distances = on_a_noisy_parabola(400, at_rest, p, m, distance, seed=seed)
+    p, m, distance, number = 2000, 2, 1000.0, 800
+    gammas, distances, of_average = on_a_noisy_parabola(number, at_rest, p, m, distance, seed)
     # While the objective is far above the noise floor |w - w*|^2 = p / m there is progress.
     progress = np.flatnonzero(distances < 3 * np.sqrt(p / m))[0]
     assert progress > 10
     assert np.all(np.diff(gammas[:progress]) >= 0)
-    assert gammas[-1] < 0.15 * gammas[progress]
-    # The parameters come closer than the first gamma at the floor would let them.
-    a = gammas[progress] / (1 + gammas[progress])
-    assert distances[-1] < 0.5 * np.sqrt(a / (2 - a) * p / m)
+    # Along a step the slope falls by a share of a: gamma falls until that is a tenth.
+    a = gammas[-1] / (1 + gammas[-1])
+    assert gammas[-1] < 0.5 * gammas[progress]
+    assert 0.08 < a < 0.12
+    # The average is nearly as good as the mean of the samples that it looks back to: with weights
+    # of about i^8 their squares add up to 81 / 17 over the number of steps.
+    assert of_average**2 < 1.5 * 81 / 17 / number * p / m < 0.25 * distances[-1] ** 2
 
 
-def test_gamma_falls_as_one_over_the_number_of_steps():
-    first, last = 200, 1600
-    gammas, _ = on_a_noisy_parabola(last, at_rest)
-    steps = np.arange(first, last)
-    power = np.polyfit(np.log(steps), np.log(gammas[first:]), 1)[0]
-    assert -1.5 < power < -0.6
+@pytest.mark.parametrize("batches", [2, 4, 12])
+def test_gamma_does_not_collapse_if_batches_share_no_example(batches):
+    """The batches of an epoch add up to the whole data, so that each is worse after the others.
+
+    The noise of a fixed set of batches sums to zero; all of it lies in the steepest directions.
+    """
+    p, number = 400, 60 * batches
+    curvature = jnp.logspace(0, -2, p)
+    noise = jax.random.normal(jax.random.key(0), (batches, p))
+    noise = jnp.tile(noise - noise.mean(0, keepdims=True), (60, 1))
+    opt = proxlin.prox_linear(
+        lambda w, x: jnp.sqrt(curvature)[None] * (w[None] - x),
+        proxlin.Squared(),
+        step=proxlin.StochasticTrustRegion(),
+        average=True,
+    )
+
+    def step(carry, x):
+        w, state = carry
+        updates, state = opt.update(None, state, w, inputs=x[None], targets=jnp.zeros((1, p)))
+        return (w + updates, state), state.gamma
+
+    w = jnp.ones(p)
+    _, gammas = jax.jit(lambda w: jax.lax.scan(step, (w, opt.init(w)), noise))(w)
+    assert gammas[-1] > 0.5 * gammas[number // 2] > 1e-3
 
 
 def test_gamma_comes_back_when_the_minimum_moves():
-    p, rest = 2000, 800
-    speed = 0.2 / np.sqrt(p)  # at each step, a length of 0.2
+    p, rest = 2000, 400
+    speed = 2 / np.sqrt(p)  # at each step, a length of two
     moving = lambda t: jnp.maximum(t - rest, 0).astype(jnp.float64) * speed
-    gammas, distances = on_a_noisy_parabola(2 * rest, moving, p)
-    assert gammas[rest] < 0.02
-    assert gammas[-1] > 5 * gammas[rest]
+    gammas, distances, _ = on_a_noisy_parabola(2 * rest, moving, p)
+    assert gammas[rest] < 0.2
+    assert gammas[-1] > 3 * gammas[rest]
     # With the gamma at rest the lag would be speed / a.
-    assert distances[-1] < 0.5 * speed * np.sqrt(p) * (1 + gammas[rest]) / gammas[rest]
+    assert distances[-1] < 0.75 * speed * np.sqrt(p) * (1 + gammas[rest]) / gammas[rest]

@@ -91,8 +91,6 @@ class Direction:
             and with the same ``args``; auxiliary outputs are discarded.
         outputs_at: displacement -> :math:`f(w - \text{displacement})`, on the examples that
             curvature is taken from.
-        average: the average of the parameters before this step, in the dtype of the algebra; None
-            if none is kept.
     """
 
     value: Scalar
@@ -106,7 +104,6 @@ class Direction:
     state: ProximityState
     objective: Callable[[Params], Scalar]
     outputs_at: Callable[[Params], TermOutputs]
-    average: Params | None = None
 
     @property
     def d(self) -> Params:

@@ -2,7 +2,6 @@ r"""One step of training: a direction, a step along it, and the next state."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from proxlin.algebra import Scalar, Shapes, algebra_dtype, all_finite, cast, count, stored
+from proxlin.algebra import Scalar, Shapes, algebra_dtype, all_finite, count, stored
 from proxlin.average import averaged, first_average
 from proxlin.deprecation import deprecated_fields
 from proxlin.direction import Oracle
@@ -170,9 +169,6 @@ def transformation(
         gamma = rule.gamma_at(state.taken, state.gamma)
         direction = oracle.direction(params, inputs, targets, args, gamma, weights, state.proximity)
         _check_aux(state.aux, direction.aux)
-        if average:
-            wide = cast(state.average, direction.value.dtype)
-            direction = dataclasses.replace(direction, average=wide)
         step = rule.step(direction, state.taken, widened(state.rule))
         taken = direction.usable & step.accepted & all_finite(step.displacement)
         eta = jnp.where(taken, step.eta, 0)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import (
@@ -24,7 +23,6 @@ from proxlin.algebra import (
     plain,
     zeros_like,
 )
-from proxlin.average import weight_in_average
 from proxlin.checks import check_integer
 from proxlin.direction import Direction
 from proxlin.steps.rule import Step, StepRule, check_fraction, check_positive, known
@@ -39,8 +37,6 @@ class SlopeState(NamedTuple):
         last: the numbers of the last step.
         mean: their averages, with the slopes where steps ended, each on the following batch.
         ratio: the averaged slope at the end over the averaged curvature.
-        progress: the average slope from the average of the parameters to the current ones.
-        progress_square: the average of its square.
         starting: whether the ratio has not yet fallen to 0.1.
     """
 
@@ -48,8 +44,6 @@ class SlopeState(NamedTuple):
     last: Slopes
     mean: Slopes
     ratio: Scalar
-    progress: Scalar
-    progress_square: Scalar
     starting: Bool[Array, ""]
 
 
@@ -90,18 +84,14 @@ class StochasticTrustRegion(StepRule):
 
     On average a step lowers the objective by :math:`(\text{ratio} + \tfrac12) \langle s, G s
     \rangle`. Where noise stops all progress the ratio is minus a half whatever gamma is. A target
-    above that makes gamma fall there, and fall as long as it takes to make progress again: as one
-    over the number of steps. The target is not zero, because the step with the largest immediate
-    gain is too short for those that follow.
+    above that makes gamma fall there. The target is not zero, because the step with the largest
+    immediate gain is too short for those that follow, and because an average of the parameters
+    removes most of the noise that long steps leave.
 
-    The ratio says little if curvature is less than a tenth of the slope. It is mostly noise then;
-    and batches of one epoch share no example, so that the next one is a little worse for every
-    step, however short. Such steps are judged by a longer memory, the average :math:`\bar w` of the
-    parameters. Where :math:`\langle \nabla h_S(w), \bar w - w \rangle` is positive on average, the
-    objective still falls on the way from there: gamma grows by the ratio if that is above the
-    target, and else slowly, by a factor of :math:`e` at most in the time that the average looks
-    back. Where it is negative, gamma shrinks as slowly. Without an average such steps can only
-    make gamma grow.
+    Gamma does not fall where the curvature is less than a tenth of the slope. Such steps keep so
+    little noise that the average of the parameters needs no shorter ones, and their ratio says
+    little: batches of one epoch share no example, so the next one is a little worse for every step,
+    however short.
 
     Gamma changes faster in two cases. At the start, until the ratio first falls to 0.1, it doubles
     while curvature has no effect on the subproblem (its solution keeps 97 % of the gradient step's
@@ -132,7 +122,7 @@ class StochasticTrustRegion(StepRule):
     """
 
     gamma: Number = 1e-2
-    target: Number = -0.25
+    target: Number = -0.375
     width: Number = 0.5
     rate: Number = 0.05
     decay: Number = 0.9
@@ -165,8 +155,6 @@ class StochasticTrustRegion(StepRule):
             last=none,
             mean=none,
             ratio=zero,
-            progress=zero,
-            progress_square=zero,
             starting=jnp.asarray(True),
         )
 
@@ -178,8 +166,8 @@ class StochasticTrustRegion(StepRule):
         eta = shrink * longest
         displacement = direction.displacement(eta)
         rises, looks = self._rises(direction, eta, displacement)
-        judged = self._judged(direction, state, steps)
-        factor = self._factor(direction, judged, steps, longest < lowest)
+        judged = self._judged(direction, state)
+        factor = self._factor(direction, judged, longest < lowest)
         factor = jnp.where(lowest < 0.5, 0.5, factor)
         factor = jnp.where(direction.usable & ~rises, factor, 0.5).astype(longest.dtype)
         d = plain(direction.solved.d)
@@ -217,54 +205,32 @@ class StochasticTrustRegion(StepRule):
         rises = lambda: ~(direction.objective(displacement) <= highest)
         return jax.lax.cond(much, rises, lambda: jnp.asarray(False)), count(much)
 
-    def _judged(self, direction: Direction, state: SlopeState, steps: Int[Array, ""]) -> SlopeState:
+    def _judged(self, direction: Direction, state: SlopeState) -> SlopeState:
         """The state with what the gradient of this batch says about previous steps."""
         state = cast(state._replace(starting=jnp.ones(())), direction.value.dtype)._replace(
             starting=state.starting
         )
-        grad, last = direction.model.grad, state.last
+        last = state.last
         # What the step would have been without shortening: slopes are linear in its length.
         shrink = jnp.where(last.shrink > 0, last.shrink, 1)
         start, curvature = last.start / shrink, last.curvature / shrink**2
-        end = (dot(grad, state.displacement) + last.curvature) / shrink - curvature
-        new = last._replace(start=start, curvature=curvature, end=end)
+        end = dot(direction.model.grad, state.displacement) + last.curvature
+        new = last._replace(start=start, curvature=curvature, end=end / shrink - curvature)
         mean = jax.tree.map(lambda a, b: self.decay * a + (1 - self.decay) * b, state.mean, new)
         known = mean.curvature > 0
-        one = jnp.ones_like(mean.end)
         # One as long as there is no curvature.
-        ratio = jnp.where(known, mean.end / jnp.where(known, mean.curvature, one), one)
-        progress = jnp.zeros_like(one)
-        if direction.average is not None:
-            progress = dot(grad, optax.tree.sub(direction.average, direction.model.params))
-        # Before the first step there is no average yet.
-        weight = jnp.where(steps > 0, weight_in_average(steps - 1), 0).astype(one.dtype)
-        return state._replace(
-            mean=mean,
-            ratio=ratio,
-            progress=state.progress + weight * (progress - state.progress),
-            progress_square=state.progress_square + weight * (progress**2 - state.progress_square),
-            starting=state.starting & (ratio > 0.1),
-        )
+        ratio = jnp.where(known, mean.end / jnp.where(known, mean.curvature, 1), 1)
+        return state._replace(mean=mean, ratio=ratio, starting=state.starting & (ratio > 0.1))
 
     def _factor(
-        self,
-        direction: Direction,
-        judged: SlopeState,
-        steps: Int[Array, ""],
-        shortened: Bool[Array, ""],
+        self, direction: Direction, judged: SlopeState, shortened: Bool[Array, ""]
     ) -> Scalar:
         """The factor from one gamma to the next."""
         away = jnp.clip((judged.ratio - self.target) / self.width, -1, 1)
         # Steps 1 + ratio times as long would end at the lowest point of their line.
         away = away * jnp.maximum(1, jnp.log1p(jnp.maximum(judged.ratio, 0)))
         long = judged.mean.curvature >= 0.1 * judged.mean.start
-        # A mean of three tenths of its root mean square is not noise.
-        square = jnp.where(judged.progress_square > 0, judged.progress_square, 1)
-        sign = jnp.clip(3 * judged.progress / jnp.sqrt(square), -1, 1)
-        slow = jnp.minimum(self.rate, weight_in_average(steps).astype(sign.dtype)) * sign
-        # A ratio of little curvature is mostly noise, by which gamma must not climb.
-        trusted = long | ((away > 0) & (judged.progress >= 0))
-        factor = jnp.exp(jnp.where(trusted, self.rate * away, slow))
+        factor = jnp.exp(jnp.where(long | (away > 0), self.rate * away, 0))
         factor = jnp.where(judged.starting & (direction.kept_slope > 0.97), 2.0, factor)
         return jnp.where(shortened, jnp.exp(-self.rate), factor)
 
