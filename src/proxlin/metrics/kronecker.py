@@ -155,8 +155,9 @@ class Kronecker(Metric):
         largest = jnp.max(jnp.stack(jax.tree.leaves(relative)))
         least = self.epsilon * _or_one(largest)
         units = jax.tree.map(lambda size, r: size * (size / (r + least)), state.sizes, relative)
-        before = optax.tree.norm(linear_term)
-        after = optax.tree.norm(jax.tree.map(jnp.multiply, linear_term, units))
+        norms = jax.tree.map(lambda x: jnp.sqrt(jnp.vdot(x, x)), linear_term)
+        before = optax.tree.norm(norms)
+        after = optax.tree.norm(jax.tree.map(jnp.multiply, norms, units))
         kappa = jnp.where(after > 0, before / _or_one(after), 1)
         return jax.tree.map(lambda unit: kappa * unit, units)
 
