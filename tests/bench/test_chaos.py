@@ -15,7 +15,7 @@ import pytest
 
 from proxlin.bench import records
 from proxlin.bench.records import Config
-from proxlin.bench.train import with_defaults
+from proxlin.bench.start import with_defaults
 from tests.bench.test_train import assert_same_run, damage
 
 TIMEOUT = 300

@@ -6,6 +6,7 @@ import inspect
 import io
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -13,7 +14,9 @@ from rich.console import Console
 
 import proxlin
 from proxlin.bench import methods, tasks
-from proxlin.bench.display import Bar
+from proxlin.bench.display import Bar, pace
+from proxlin.bench.loop import Report
+from proxlin.bench.progress import Progress
 from proxlin.bench.records import Config
 from proxlin.bench.train import train
 from tests.bench.test_train import HERE, config, final_state
@@ -92,6 +95,19 @@ def test_statistics_are_kept(tmp_path):
     assert run.metrics[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.parametrize("method", ["auto", "adam", "lbfgs"])
+def test_a_step_gives_its_memory_to_the_next(method):
+    task = tasks.load(f"{HERE}:task")
+    batch = next(task.dataset.train.epoch(0, 0, BATCH))
+    params, stats = task.init(0)
+    trainer = methods.build(method, task, {})
+    first = trainer.init(params, stats)
+    state, _ = trainer.step(first, *batch)
+    assert first.params.is_deleted()
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)))
+    trainer.step(state, *batch)
+
+
 def test_each_method_says_what_it_is():
     for name, method in methods.METHODS.items():
         assert inspect.getdoc(method), name
@@ -102,15 +118,29 @@ def test_each_method_says_what_it_is():
 
 def test_the_bar_shows_steps_and_the_newest_loss(tmp_path):
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=200)
+    console = Console(file=screen, force_terminal=True, width=80)
     run = train(config("sgd"), tmp_path, watch=Bar(console, "a run"))
     shown = screen.getvalue()
     assert "a run" in shown and "20/20" in shown and "left" in shown
     assert f"test loss {run.metrics[-1]['test_loss']:.4g}" in shown
+    words = " ".join(shown.split())  # a window of 80 columns cuts nothing off
+    assert "20 of 20 steps accepted" in words and "steps/s" in words and "…" not in words
 
 
 def test_lines_where_there_is_no_terminal(tmp_path):
     screen = io.StringIO()
     train(config("sgd"), tmp_path, watch=Bar(Console(file=screen, width=200), "a run"))
-    lines = screen.getvalue().splitlines()
+    compiling, *lines = screen.getvalue().splitlines()
+    assert compiling == "a run: compiling"
     assert len(lines) == 5 and lines[-1].startswith("a run: epoch 4.00")
+    assert "batch loss 0." in lines[1] and "5 of 5 steps accepted" in lines[1]
+    assert "steps/s" in lines[1] and lines[1].endswith("s left")
+
+
+def test_the_pace_is_that_of_all_steps_and_counts_those_accepted():
+    steps = Progress(step=40, seconds=80.0, rejected=3)
+    report = Report(*(8 * [jnp.float32(0.25)]))
+    assert pace(steps, report) == (
+        "batch loss 0.25, gamma 0.25, 37 of 40 steps accepted, 0.5 steps/s"
+    )
+    assert "gamma" not in pace(steps, report._replace(gamma=jnp.float32(np.nan)))

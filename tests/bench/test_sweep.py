@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from proxlin.bench import cli, figures, records, storage, sweep
 from proxlin.bench.errors import Interrupted, UsageError
-from proxlin.bench.train import Watch
+from proxlin.bench.watch import Watch
 from tests.bench.test_train import HERE, fake
 from tests.bench.toys import At
 

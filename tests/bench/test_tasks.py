@@ -39,8 +39,17 @@ def test_what_does_not_go_together_is_rejected(name, message):
 
 
 def test_the_autoencoder_learns_to_give_back_pixels(tmp_path):
-    options = dict(batch_size=32, max_steps=4, train_examples=32)
-    run = train(Config("digits-autoencoder", "model-step", {"inner": 1}, **options), tmp_path)
+    run = train(
+        Config(
+            "digits-autoencoder",
+            "model-step",
+            {"inner": 1},
+            batch_size=32,
+            max_steps=4,
+            train_examples=32,
+        ),
+        tmp_path,
+    )
     first, last = run.metrics[0], run.metrics[-1]
     assert run.meta["task"]["loss"] == "BinaryLogistic"
     assert last["test_accuracy"] is None and last["rejected"] == 0

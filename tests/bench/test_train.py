@@ -19,8 +19,9 @@ from proxlin.bench.errors import StorageError, UsageError
 from proxlin.bench.evaluation import evaluator
 from proxlin.bench.loop import Report, State, Trainer
 from proxlin.bench.records import Config
-from proxlin.bench.train import train, with_defaults
-from tests.bench.toys import BATCH, STEPS, At
+from proxlin.bench.start import with_defaults
+from proxlin.bench.train import train
+from tests.bench.toys import BATCH, STEPS, At, Told
 
 HERE = pathlib.Path(__file__).parent / "toys.py"
 
@@ -99,7 +100,9 @@ def test_equal_configurations_have_equal_names():
 def test_what_has_ended_is_not_run_again(tmp_path):
     first = train(config(), tmp_path)
     before = (first.folder / "run.json").stat().st_mtime_ns
-    assert train(config(), tmp_path, resume=True).metrics == first.metrics
+    watch = Told()
+    assert train(config(), tmp_path, resume=True, watch=watch).metrics == first.metrics
+    assert watch.lines == ["already finished, nothing run; --rerun to repeat"]
     assert (first.folder / "run.json").stat().st_mtime_ns == before
 
 
@@ -151,6 +154,26 @@ def test_a_run_that_was_begun_is_not_overwritten(tmp_path):
         train(config(), tmp_path)
 
 
+def test_a_run_goes_on_after_its_end(tmp_path):
+    method = "auto"  # which has an average and much else to restore
+    straight = train(config(method), tmp_path / "straight")
+    short = train(config(method, epochs=2), tmp_path)
+    train(config(method, epochs=3, seed=1), tmp_path)  # another run
+    watch = Told()
+    longer = train(config(method), tmp_path, resume=True, watch=watch)
+    assert watch.lines == [f"continues {short.folder}, which is shorter", "resumed at step 10"]
+    assert longer.folder != short.folder and longer.meta["resumed"] == 1
+    assert_same_run(straight, longer)
+    assert records.load_run(short.folder).metrics == short.metrics
+
+
+def test_there_may_be_nothing_to_resume(tmp_path):
+    watch = Told()
+    train(config(epochs=5), tmp_path)
+    run = train(config(), tmp_path, resume=True, watch=watch)
+    assert watch.lines == ["nothing to resume; starts at step 0"] and run.meta["resumed"] == 0
+
+
 # ---- damaged files -----------------------------------------------------------------------------
 
 
@@ -185,7 +208,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     found = sorted(path.stem for path in (folder / "checkpoints").glob("*.json"))
     assert [int(step) for step in found] == [10, 11, 12]  # the newest three
     damage(folder / "checkpoints" / found[-1])
-    resumed = train(config(), tmp_path, resume=True)
+    watch = Told()
+    resumed = train(config(), tmp_path, resume=True, watch=watch)
+    assert watch.lines == ["resumed at step 11; checkpoint 12 is damaged"]
     assert_same_run(straight, resumed)
     assert len(resumed.meta["damaged"]) == 1 and found[-1] in resumed.meta["damaged"][0]
 
@@ -205,11 +230,12 @@ def test_what_a_kill_leaves_behind_is_removed(tmp_path):
     folder = stopped_run(tmp_path)
     leftover = folder / "checkpoints" / "0000000013.orbax-checkpoint-tmp"
     leftover.mkdir()
-    (folder / "checkpoints" / "0000000014").mkdir()  # without its seal
+    unsealed = folder / "checkpoints" / "0000000009"  # of a step that is not saved again
+    (unsealed / "array").mkdir(parents=True)
     with (folder / "metrics.jsonl").open("a") as stream:
         stream.write('{"epoch": 2.8, "step": 14, "sec')
     assert_same_run(straight, train(config(), tmp_path, resume=True))
-    assert not leftover.exists()
+    assert not leftover.exists() and not unsealed.exists()
 
 
 def test_a_broken_record_is_named(tmp_path):
@@ -255,8 +281,16 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 def test_a_folder_that_cannot_be_written_is_reported_before_any_step(tmp_path):
     (tmp_path / "file").write_text("in the way")
     never = At(1, lambda: pytest.fail("a step was taken"))
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(StorageError, match=r"cannot write to .*runs.*: .*file is a file; name a"):
         train(config(), tmp_path / "file" / "runs", watch=never)
+
+
+def test_a_folder_without_permission_is_not_a_matter_of_bytes(tmp_path):
+    denied = OSError(errno.EROFS, "Read-only file system")
+    with pytest.raises(StorageError, match=r"Read-only file system.*choose another") as caught:
+        with storage.explained(tmp_path, 10**6):
+            raise denied
+    assert "bytes" not in str(caught.value)
 
 
 def test_a_disk_without_room_is_reported_before_any_step(tmp_path, monkeypatch):
@@ -410,6 +444,14 @@ def test_steps_are_limited(tmp_path):
         ({"options": {"gama": 1}}, "has no option 'gama'; it has gamma, inner"),
         ({"options": {"inner": "two"}}, "must be of type int, got 'two'"),
         ({"options": {"subproblem": "both"}}, "must be one of"),
+        (
+            {"options": {"gamma": "0"}},
+            "option gamma of method 'armijo-spl' must be positive, got 0",
+        ),
+        ({"options": {"gamma": math.nan}}, "must be positive, got nan"),
+        ({"options": {"inner": -1}}, "must not be negative, got -1"),
+        ({"options": {"curvature_size": 0}}, "method 'armijo-spl': curvature_size=0: give a"),
+        ({"method": "lbfgs", "options": {"memory": 0}}, "method 'lbfgs': memory_size must be"),
         ({"task": "digits-vit"}, "there is no task 'digits-vit'"),
         ({"task": f"{HERE}:nothing"}, "has no 'nothing'"),
         ({"task": f"{HERE}:BATCH"}, "is int; it must be a Task"),

@@ -13,7 +13,7 @@ import numpy as np
 
 import proxlin
 from proxlin.bench import data, tasks
-from proxlin.bench.train import Watch
+from proxlin.bench.watch import Watch
 
 BATCH = 8
 STEPS = 5  # in an epoch
@@ -64,12 +64,22 @@ def killed_once():
     return dataclasses.replace(task, dataset=dataclasses.replace(task.dataset, train=train))
 
 
+class Told(Watch):
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def told(self, message):
+        self.lines.append(message)
+
+
 class At(Watch):
     """Calls a function after a step."""
 
     def __init__(self, step, action):
         self._at, self._action = step, action
 
-    def stepped(self, step, value):
-        if step == self._at:
+    def stepped(self, progress, report):
+        if progress.step == self._at:
             self._action()

@@ -3,6 +3,48 @@
 from __future__ import annotations
 
 import os
+import pathlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxlin.bench.tasks import Task
+    from proxlin.bench.trained import Trained
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    task: Task | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> Trained:
+    """Loads what a run has trained.
+
+    Args:
+        folder: of the run, as ``proxlin train`` prints it.
+        task: the task, if it cannot be found by the name in the record.
+        data_dir: the folder of the data sets.
+
+    Returns:
+        The task, the parameters, also averaged, the state, the metrics, and a way to predict.
+
+    Raises:
+        UsageError: if the task is not found.
+        StorageError: if there is no record, or no checkpoint that can be used.
+
+    Example:
+        >>> import tempfile
+        >>> from proxlin.bench.records import Config
+        >>> from proxlin.bench.train import train
+        >>> config = Config("digits-linear", "sgd", max_steps=2)
+        >>> run = train(config, pathlib.Path(tempfile.mkdtemp()))
+        >>> trained = load(run.folder)
+        >>> trained.predict(trained.task.dataset.test.inputs[:5]).shape
+        (5, 10)
+    """
+    from proxlin.bench import trained
+
+    where = None if data_dir is None else pathlib.Path(data_dir)
+    return trained.load(pathlib.Path(folder), task=task, data_dir=where)
 
 
 def main() -> None:

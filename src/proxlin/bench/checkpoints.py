@@ -24,12 +24,12 @@ class Restored(NamedTuple):
     Attributes:
         state: the pytree that was saved.
         counters: the numbers saved with it.
-        damaged: newer checkpoints that could not be used.
+        damaged: why newer checkpoints could not be used, by their steps.
     """
 
     state: Any
     counters: dict[str, Any]
-    damaged: list[str]
+    damaged: dict[int, str]
 
 
 def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
@@ -57,9 +57,11 @@ def save(folder: pathlib.Path, state: Any, counters: Mapping[str, Any]) -> None:
     leaves = _leaves(state)
     with explained(folder, size(state)):
         folder.mkdir(parents=True, exist_ok=True)
-        _discard(folder, step)  # unsealed or damaged leftovers
-        for leftover in folder.glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(leftover)
+        _discard(folder, step)  # a damaged one
+        for unsealed in {path.name for path in folder.iterdir() if path.is_dir()} - {
+            *_steps(folder)
+        }:
+            shutil.rmtree(folder / unsealed, ignore_errors=True)
         try:
             with ocp.StandardCheckpointer() as checkpointer:
                 checkpointer.save((folder / step).absolute(), leaves)
@@ -86,7 +88,7 @@ def restore(folder: pathlib.Path, like: Any) -> Restored | None:
     """
     import orbax.checkpoint as ocp
 
-    damaged: list[str] = []
+    damaged: dict[int, str] = {}
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), _leaves(like))
     for step in reversed(_steps(folder)):
         try:
@@ -96,14 +98,27 @@ def restore(folder: pathlib.Path, like: Any) -> Restored | None:
             with ocp.StandardCheckpointer() as checkpointer:
                 leaves = checkpointer.restore((folder / step).absolute(), target)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            damaged.append(f"{folder / step}: {error}")
+            damaged[int(step)] = f"{folder / step}: {error}"
             continue
         return Restored(_fill(like, leaves), seal["counters"], damaged)
     if damaged:
         raise StorageError(
-            "no checkpoint is usable: " + "; ".join(damaged) + ". Delete the run to start again"
+            f"no checkpoint is usable: {'; '.join(damaged.values())}. Give --rerun to start again"
         )
     return None
+
+
+def copy(source: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies all checkpoints, their seals last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in _steps(source):
+        shutil.copytree(source / step, folder / step, dirs_exist_ok=True)
+        shutil.copy(source / f"{step}.json", folder)
+
+
+def steps(folder: pathlib.Path) -> list[int]:
+    """The steps of which there are checkpoints, whole or damaged."""
+    return [int(step) for step in _steps(folder)]
 
 
 def size(state: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,17 +13,19 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
-    Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.progress import Progress as RichProgress
+from rich.table import Column
 
+from proxlin.bench.loop import Report
+from proxlin.bench.progress import Progress
 from proxlin.bench.records import Config, Run
 from proxlin.bench.status import RunStatus
-from proxlin.bench.train import Watch
+from proxlin.bench.watch import Watch
 
 
 class Bar(Watch):
@@ -35,55 +38,90 @@ class Bar(Watch):
 
     def __init__(self, console: Console, label: str) -> None:
         self._console, self._label = console, label
-        self._progress: Progress | None = None
+        self._bar: RichProgress | None = None
         self._task = TaskID(0)
+        self._pace = self._losses = ""
+        self._total = 0
 
-    def started(self, config: Config, step: int, total: int) -> None:
+    def told(self, message: str) -> None:
+        """Prints it."""
+        self._console.print(f"{self._label}: {message}", soft_wrap=True, markup=False)
+
+    def compiling(self, about: float | None) -> None:
+        """Says so, because nothing else is seen to happen."""
+        known = f", about {about:.0f} s" if about and about >= 1 else ""
+        self.told(f"compiling{known}")
+
+    def started(self, config: Config, progress: Progress, total: int) -> None:
         """Shows the bar, from the step at which a resumed run continues."""
+        self._total = total
         if not self._console.is_terminal:
             return
+        rest = Column(no_wrap=False, ratio=1)  # in a narrow window the numbers take several lines
         columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("steps,"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[losses]}", markup=False),
+            TextColumn("left:"),
+            TextColumn("{task.fields[numbers]}", markup=False, table_column=rest),
         )
-        self._progress = Progress(*columns, console=self._console)
-        self._task = self._progress.add_task(self._label, total=total, completed=step, losses="")
-        self._progress.start()
+        self._bar = RichProgress(*columns, console=self._console, expand=True)
+        start = progress.step
+        self._task = self._bar.add_task(self._label, total=total, completed=start, numbers="")
+        self._bar.start()
 
-    def stepped(self, step: int, value: float) -> None:
+    def stepped(self, progress: Progress, report: Report) -> None:
         """Moves the bar."""
-        if self._progress:
-            self._progress.update(self._task, completed=step)
+        self._pace = pace(progress, report)
+        if self._bar:
+            self._bar.update(self._task, completed=progress.step, numbers=self._numbers)
+        elif progress.step < self._total:
+            left = progress.seconds / progress.step * (self._total - progress.step)
+            self._pace += f", {left:,.0f} s left"
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """Shows the newest numbers."""
-        losses = summary(line)
-        if self._progress:
-            self._progress.update(self._task, losses=losses)
+        self._losses = summary(line)
+        if self._bar:
+            self._bar.update(self._task, numbers=self._numbers)
         elif not self._console.is_terminal:
             epoch = f"epoch {line['epoch']:.2f}, {line['seconds']:.1f} s"
-            self._console.print(f"{self._label}: {epoch}, {losses}", soft_wrap=True, markup=False)
+            self.told(f"{epoch}, {self._numbers}")
+
+    @property
+    def _numbers(self) -> str:
+        return "; ".join(filter(None, [self._losses, self._pace]))
 
     def ended(self, status: RunStatus, message: str) -> None:
         """Prints how the run ended, unless it finished."""
-        if self._progress:
-            self._progress.stop()
+        if self._bar:
+            self._bar.stop()
         if status is not RunStatus.FINISHED:
-            text = f"{self._label}: {status}" + (f", {message}" if message else "")
-            self._console.print(text, soft_wrap=True, markup=False)
+            self.told(f"{status}" + (f", {message}" if message else ""))
+
+
+def pace(progress: Progress, report: Report) -> str:
+    """The last step and the rate of all of them, in a few words."""
+    gamma, step = float(report.gamma), progress.step
+    parts = [
+        f"batch loss {float(report.value):.3g}",
+        "" if math.isnan(gamma) else f"gamma {gamma:.3g}",
+        f"{step - progress.rejected} of {step} steps accepted",
+        f"{_rounded(step / progress.seconds)} steps/s" if progress.seconds else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 @contextlib.contextmanager
 def downloads(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """A bar for each file being downloaded: ``progress(name, bytes so far, all bytes)``."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
+    with RichProgress(TextColumn("{task.description}"), *columns, console=console) as progress:
         bars: dict[str, TaskID] = {}
 
         def advance(name: str, done: int, size: int) -> None:

@@ -64,11 +64,22 @@ class Trainer(NamedTuple):
 
     Attributes:
         init: ``init(params, stats) -> state``.
-        step: ``step(state, inputs, targets) -> (state, report)``.
+        step: ``step(state, inputs, targets) -> (state, report)``; the state before it may be gone.
     """
 
     init: Callable[[Any, Any], State]
     step: Callable[..., tuple[State, Report]]
+
+
+def trainer(
+    init: Callable[[Any, Any], State], step: Callable[..., tuple[State, Report]]
+) -> Trainer:
+    """A trainer from pure functions: jitted, and each step reuses the memory of the state before.
+
+    The first state has buffers of its own, so that no step gives away the caller's parameters.
+    """
+    own = lambda params, stats: jax.tree.map(jnp.copy, init(params, stats))
+    return Trainer(own, jax.jit(step, donate_argnums=0))
 
 
 class Stepped(NamedTuple):

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 import proxlin
 from proxlin.bench.errors import UsageError
-from proxlin.bench.loop import Report, State, Trainer
+from proxlin.bench.loop import Report, State, Trainer, trainer
 from proxlin.bench.options import read
 from proxlin.bench.rivals.shampoo import shampoo as shampoo_of
 from proxlin.bench.rivals.soap import soap as soap_of
@@ -108,7 +108,6 @@ def trainer_of(task: Task, optimizer: optax.GradientTransformationExtraArgs) -> 
     def init(params: Any, stats: Any) -> State:
         return State(params, stats, optimizer.init(params))
 
-    @jax.jit
     def step(state: State, inputs: Any, targets: Any) -> tuple[State, Report]:
         # Statistics are stored once, in the state of the bench; the method gets them for this step.
         before = state.method._replace(aux=state.stats)
@@ -133,7 +132,7 @@ def trainer_of(task: Task, optimizer: optax.GradientTransformationExtraArgs) -> 
         params = optax.apply_updates(state.params, updates)
         return State(params, after.aux, after._replace(aux=())), report
 
-    return Trainer(init, step)
+    return trainer(init, step)
 
 
 # ---- gradients ---------------------------------------------------------------------------------
@@ -184,7 +183,6 @@ def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
     """Gradient steps of an Optax optimizer."""
     extended = optax.with_extra_args_support(optimizer)
 
-    @jax.jit
     def step(state: State, inputs: Any, targets: Any) -> tuple[State, Report]:
         inputs = task.dataset.prepare(inputs)
 
@@ -204,7 +202,7 @@ def _optax(task: Task, optimizer: optax.GradientTransformation) -> Trainer:
         new = State(optax.apply_updates(state.params, updates), stats, method)
         return _reject_if_not_finite(value, new, state)
 
-    return Trainer(lambda params, stats: State(params, stats, extended.init(params)), step)
+    return trainer(lambda params, stats: State(params, stats, extended.init(params)), step)
 
 
 def _reject_if_not_finite(value: Array, new: State, old: State) -> tuple[State, Report]:

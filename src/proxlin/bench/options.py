@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from typing import Any
@@ -19,7 +20,8 @@ def read(method: str, option: inspect.Parameter, value: Any) -> Any:
         value: of that type, or a string for it; ``"none"`` where None is allowed.
 
     Raises:
-        UsageError: for anything else.
+        UsageError: for anything else, and for numbers that are not positive: a stepsize or gamma
+            of zero. Whole numbers may be zero.
     """
     union = isinstance(option.annotation, types.UnionType)
     kinds = typing.get_args(option.annotation) if union else (option.annotation,)
@@ -28,10 +30,20 @@ def read(method: str, option: inspect.Parameter, value: Any) -> Any:
             return None
     else:
         try:
-            return kinds[0](value)
+            found = kinds[0](value)
         except (TypeError, ValueError):
             pass
+        else:
+            _check_range(method, option.name, found)
+            return found
     raise UsageError(
         f"option {option.name} of method {method!r} must be of type {kinds[0].__name__}, "
         f"got {value!r}"
     )
+
+
+def _check_range(method: str, name: str, value: Any) -> None:
+    if isinstance(value, float) and not 0 < value < math.inf:
+        raise UsageError(f"option {name} of method {method!r} must be positive, got {value:g}")
+    if isinstance(value, int) and value < 0:
+        raise UsageError(f"option {name} of method {method!r} must not be negative, got {value}")

@@ -8,12 +8,13 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxlin.bench.errors import StorageError, UsageError
 from proxlin.bench.status import RunStatus
 from proxlin.bench.storage import explained, write_atomically
+from proxlin.bench.tasks import is_own
 
 FORMAT = 1
 
@@ -33,6 +34,8 @@ class Config:
         seed: for the initialization and the order of the examples.
         evals_per_epoch: evaluations in each epoch, besides the one before the first step.
         train_examples: training examples on which the training loss is evaluated.
+        version: of a task of the user's, see :attr:`proxlin.bench.tasks.Task.version`; empty for
+            those of the bench, and in old records. Filled in, not chosen.
 
     Example:
         >>> Config("digits-mlp", "spl", {"gamma": 0.1}).hash[:10]
@@ -49,6 +52,7 @@ class Config:
     seed: int = 0
     evals_per_epoch: int = 1
     train_examples: int = 1000
+    version: str = ""
 
     def __post_init__(self) -> None:
         # Sorted and with one type of number, so that equal configurations have equal hashes.
@@ -64,18 +68,39 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as JSON has it."""
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
+        return found if self.version else {k: v for k, v in found.items() if k != "version"}
+
+    def steps(self, examples: int) -> int:
+        """The number of steps with so many training examples; zero if there is no full batch.
+
+        Example:
+            >>> Config("digits-mlp", "spl", batch_size=10, epochs=2.5).steps(45)
+            10
+        """
+        steps = math.ceil(self.epochs * (examples // self.batch_size))
+        return min(steps, self.max_steps or steps)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes a run this one: for a task of the user's its version, not its folder."""
+        return self.as_dict() | ({"task": _without_folder(self.task)} if self.version else {})
 
     @property
     def hash(self) -> str:
-        """The name of this configuration: sha256 of its canonical JSON."""
-        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
+        """The name of this configuration: sha256 of the canonical JSON of its identity."""
+        canonical = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def folder(self, root: pathlib.Path) -> pathlib.Path:
         """The folder of its run below ``root``; a task from a file is named after the file."""
-        task = self.task.replace("\\", "/").split("/")[-1].replace(":", "-")
+        task = _without_folder(self.task).replace(":", "-")
         return root / task / f"{self.method}-{self.hash[:10]}"
+
+
+def _without_folder(task: str) -> str:
+    """The name of a task of the user's without the folder of its file."""
+    return task.replace("\\", "/").split("/")[-1] if is_own(task) else task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +123,21 @@ class Run:
         return self.meta["config"]
 
     @property
+    def task(self) -> str:
+        """The name of the task, without the folder of its file."""
+        return _without_folder(self.config["task"])
+
+    @property
     def status(self) -> RunStatus:
         """How the run ended."""
         return RunStatus(self.meta["status"])
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The lowest losses and highest accuracies of all evaluations."""
+        kinds = {"train_loss": min, "test_loss": min, "train_accuracy": max, "test_accuracy": max}
+        values = {key: [x for m in self.metrics if (x := m.get(key)) is not None] for key in kinds}
+        return {key: kinds[key](found) for key, found in values.items() if found}
 
     @property
     def exit_code(self) -> int:
@@ -186,6 +223,15 @@ def load_runs(root: pathlib.Path) -> list[Run]:
             f"there are no runs in {root}; run `proxlin sweep` or `proxlin train` first"
         )
     return runs
+
+
+def newest(runs: Sequence[Run]) -> list[Run]:
+    """Without the runs of earlier versions of their task."""
+    version = lambda run: run.config.get("version", "")
+    last: dict[str, str] = {}
+    for run in sorted(runs, key=lambda run: run.meta.get("started", "")):
+        last[run.task] = version(run)
+    return [run for run in runs if version(run) == last[run.task]]
 
 
 def lines(path: pathlib.Path) -> Iterable[dict[str, Any]]:

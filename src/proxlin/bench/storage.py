@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -46,15 +47,24 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def explained(folder: pathlib.Path, needed: int) -> Iterator[None]:
-    """Turns errors of a full or read-only disk into a :class:`StorageError`."""
+    """Turns errors of a folder that cannot be written into a :class:`StorageError`."""
     try:
         yield
     except OSError as error:
+        reason = f"cannot write to {folder} ({error.strerror or error})"
+        file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+        if file:
+            raise StorageError(
+                f"cannot write to {folder}: {file} is a file; name a folder"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StorageError(
+                f"{reason}: change its permissions or choose another folder"
+            ) from error
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise StorageError(
-            f"cannot write to {folder} ({error.strerror or error}); {needed:,} bytes are needed, "
-            f"{free:,} are free. What was saved before is intact: free some space or choose "
-            "another folder, and continue with --resume"
+            f"{reason}; {needed:,} bytes are needed, {free:,} are free. What was saved before is "
+            "intact: free some space or choose another folder, and continue with --resume"
         ) from error
 
 

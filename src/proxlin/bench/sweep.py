@@ -1,8 +1,9 @@
-"""Sweeps: the runs of a figure, from a TOML file, at one of three scales.
+"""Sweeps: the runs of a figure, from a TOML file, at one of four scales.
 
 A file has a table for each scale. Its keys are those of :class:`proxlin.bench.records.Config` and
 apply to all runs; ``runs`` lists methods with their options, and may override any key. A list of
-values stands for one run with each value, several lists for all combinations.
+values stands for one run with each value, several lists for all combinations. Files of tasks are
+looked for from the folder of the TOML file.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from proxlin.bench.errors import (
 )
 from proxlin.bench.records import Config, Run
 from proxlin.bench.signals import Signals
+from proxlin.bench.start import with_defaults
 from proxlin.bench.status import RunStatus
-from proxlin.bench.train import Watch, train, with_defaults
+from proxlin.bench.train import train
+from proxlin.bench.watch import Watch
 
-SCALES = ("smoke", "small", "paper")
-_KEYS = {field.name for field in dataclasses.fields(Config)} - {"method", "options"}
+SCALES = ("smoke", "digits", "small", "paper")
+_KEYS = {field.name for field in dataclasses.fields(Config)} - {"method", "options", "version"}
 
 
 def names() -> list[str]:
@@ -50,7 +53,8 @@ def load(name: str, scale: str) -> list[Config]:
 
     Args:
         name: a figure of the paper, or a TOML file of your own.
-        scale: ``"smoke"`` (seconds), ``"small"`` (hours on two cores) or ``"paper"``.
+        scale: ``"smoke"`` (seconds), ``"digits"`` (minutes), ``"small"`` (hours on two cores) or
+            ``"paper"``.
 
     Returns:
         The configurations, each once, with all options of their methods.
@@ -67,8 +71,9 @@ def load(name: str, scale: str) -> list[Config]:
         raise UsageError(f"sweep {name} has no scale {scale!r}; it has {', '.join(tables)}")
     common = {key: value for key, value in tables[scale].items() if key != "runs"}
     entries = tables[scale].get("runs", [])
+    folder = pathlib.Path(name).parent
     try:
-        configs = [c for entry in entries for c in _expand({**common, **entry})]
+        configs = [c for entry in entries for c in _expand({**common, **entry}, folder)]
     except (TypeError, BenchError) as error:
         raise UsageError(f"sweep {name}, scale {scale}: {error}") from error
     return list({config.hash: config for config in configs}.values())
@@ -90,8 +95,8 @@ def _read(name: str) -> dict[str, Any]:
         raise UsageError(f"sweep {name} cannot be read: {error}") from error
 
 
-def _expand(entry: dict[str, Any]) -> Iterable[Config]:
-    """All combinations of the values in lists."""
+def _expand(entry: dict[str, Any], folder: pathlib.Path) -> Iterable[Config]:
+    """All combinations of the values in lists; files of tasks are seen from a folder."""
     entry = {("seed" if key == "seeds" else key): value for key, value in entry.items()}
     if "method" not in entry or "task" not in entry:
         raise UsageError(f"a run needs a task and a method, got {entry}")
@@ -100,6 +105,8 @@ def _expand(entry: dict[str, Any]) -> Iterable[Config]:
         chosen = dict(zip(entry, values, strict=True))
         method = chosen.pop("method")
         own = {key: value for key, value in chosen.items() if key in _KEYS}
+        if ".py:" in own["task"]:
+            own["task"] = str(folder / own["task"])
         options = {key: value for key, value in chosen.items() if key not in _KEYS}
         yield with_defaults(Config(method=method, options=options, **own))
 
@@ -141,7 +148,8 @@ def run(
             if isolate:
                 _in_process(config, root, data_dir)
             else:
-                train(config, root, data_dir=data_dir, resume=True, watch=watch(config))
+                begun = bool(find([config], root))
+                train(config, root, data_dir=data_dir, resume=begun, watch=watch(config))
         except InUseError:
             tell(f"{label}: another process is running it")
             continue
@@ -196,7 +204,7 @@ def command(config: Config) -> list[str]:
     given = [
         f"--{key.replace('_', '-')}={value}"
         for key, value in config.as_dict().items()
-        if key != "options" and value is not None
+        if key not in ("options", "version") and value is not None
     ]
     options = [
         f"--option={key}={value}" for key, value in config.options.items() if value is not None
@@ -207,7 +215,8 @@ def command(config: Config) -> list[str]:
 def _in_process(config: Config, root: pathlib.Path, data_dir: pathlib.Path | None) -> None:
     if storage.in_use(config.folder(root)):
         raise InUseError(f"{config.folder(root)} is in use")
-    place = ["--out", str(root), "--resume", *(["--data-dir", str(data_dir)] if data_dir else [])]
+    place = ["--out", str(root), *(["--data-dir", str(data_dir)] if data_dir else [])]
+    place += ["--resume"] if find([config], root) else []
     arguments = [sys.executable, "-m", "proxlin.bench", *command(config), *place]
     before = _oom_kills()
     code = _wait(subprocess.Popen(arguments))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib
-import importlib.util
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from proxlin import BinaryLogistic, Logistic, Loss
-from proxlin.bench import data, models
+from proxlin import BinaryLogistic, Hinge, Logistic, Loss, Sparsemax
+from proxlin.bench import data, models, sources
 from proxlin.bench.errors import UsageError
 from proxlin.bench.models.network import Network, stateless
 
@@ -48,13 +46,29 @@ Score = Callable[[Float[Array, "*m k"], Array], Float[Array, "*m"]]
 def accuracy(outputs: Float[Array, "*m k"], targets: Array) -> Float[Array, "*m"]:
     """1 for each example whose largest output is at its label, else 0.
 
+    The label of a distribution is its most probable class.
+
     Example:
         >>> import jax.numpy as jnp
         >>> accuracy(jnp.eye(2), jnp.array([0, 0]))
         Array([1., 0.], dtype=float32)
     """
+    if jnp.ndim(targets) == outputs.ndim:
+        targets = jnp.argmax(targets, axis=-1)
     best = jnp.argmax(outputs, axis=-1).astype(targets.dtype)
     return (best == targets).astype(jnp.float32)
+
+
+def binary_accuracy(outputs: Float[Array, "*m 1"], targets: Array) -> Float[Array, "*m"]:
+    """1 for each example whose one output has the sign of its label, 0 or 1, else 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> binary_accuracy(jnp.array([[3.0], [2.0]]), jnp.array([1, 0]))
+        Array([1., 0.], dtype=float32)
+    """
+    yes = outputs[..., 0] > 0
+    return (yes == (targets.reshape(yes.shape) > 0.5)).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +81,7 @@ class Task:
         loss: a convex loss.
         dataset: see :class:`proxlin.bench.data.Dataset`.
         score: the accuracy of each example, 0 or 1; None for tasks without one.
+        source: checksum of the source files of a task of the user's; empty for the bench's.
     """
 
     name: str
@@ -74,6 +89,13 @@ class Task:
     loss: Loss
     dataset: data.Dataset
     score: Score | None = accuracy
+    source: str = ""
+
+    @property
+    def version(self) -> str:
+        """What tells a task of the user's from earlier ones of its name: source and data."""
+        made_of = f"{self.source} {self.dataset.sha256}"
+        return hashlib.sha256(made_of.encode()).hexdigest()[:16] if self.source else ""
 
     def init(self, seed: int) -> tuple[Any, Any]:
         """Parameters and statistics, a function of the seed alone."""
@@ -113,7 +135,6 @@ def names() -> list[str]:
     ]
 
 
-@functools.lru_cache(maxsize=2)  # the runs of a sweep share data and compiled programs
 def load(name: str, data_dir: pathlib.Path | None = None) -> Task:
     """Loads a task by name, or from a file or module of the user.
 
@@ -130,8 +151,23 @@ def load(name: str, data_dir: pathlib.Path | None = None) -> Task:
         UsageError: if there is no such task.
         DataError: if its data is missing or damaged.
     """
-    if ":" in name:
-        return _from_user(name)
+    if is_own(name):
+        return _from_user(name, sources.checksum(name.rpartition(":")[0]))
+    return _from_bench(name, data_dir)
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of a task of the user's.
+
+    Example:
+        >>> is_own("path/to/file.py:name"), is_own("digits-mlp")
+        (True, False)
+    """
+    return ":" in name
+
+
+@functools.lru_cache(maxsize=2)  # the runs of a sweep share data and compiled programs
+def _from_bench(name: str, data_dir: pathlib.Path | None) -> Task:
     for dataset in data.DATASETS:
         network = name.removeprefix(f"{dataset}-")
         if network != name and network in NETWORKS:
@@ -175,7 +211,9 @@ def own(
         loss: a convex loss.
         train: inputs and targets for training.
         test: inputs and targets for testing.
-        score: the accuracy of each example, e.g. :func:`accuracy`.
+        score: the accuracy of each example. If None, :func:`accuracy` for the losses of
+            classification, :func:`binary_accuracy` for one output with labels 0 and 1, and none
+            for others.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, proxlin
@@ -205,12 +243,21 @@ def own(
         sha256=hashlib.sha256(content).hexdigest(),
         prepare=lambda inputs: inputs,
     )
-    return Task(name, stateless(init, model), loss, dataset, score)
+    return Task(name, stateless(init, model), loss, dataset, score or _score_of(loss, splits))
 
 
-def _from_user(name: str) -> Task:
+def _score_of(loss: Loss, splits: list[data.Arrays]) -> Score | None:
+    if isinstance(loss, (Logistic, Sparsemax, Hinge)):
+        return accuracy
+    is_label = lambda y: y.shape[1:] == (1,) and bool(np.isin(y, (0, 1)).all())
+    labels = isinstance(loss, BinaryLogistic) and all(is_label(s.targets) for s in splits)
+    return binary_accuracy if labels else None
+
+
+@functools.lru_cache(maxsize=2)
+def _from_user(name: str, source: str) -> Task:
     place, _, attribute = name.rpartition(":")
-    module = _module(place)
+    module = sources.load(place)
     if not hasattr(module, attribute):
         raise UsageError(f"{place} has no {attribute!r} (asked for by --task {name})")
     found = getattr(module, attribute)
@@ -221,23 +268,4 @@ def _from_user(name: str) -> Task:
             "proxlin.bench.tasks.own(...) returns it, or a function that returns one"
         )
     # The record has the name on the command line, which finds the task again.
-    return dataclasses.replace(task, name=name)
-
-
-def _module(place: str) -> Any:
-    path = pathlib.Path(place)
-    if path.suffix != ".py":
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name not in (place, place.split(".", maxsplit=1)[0]):
-                raise  # the user's module exists, but imports one that does not
-            raise UsageError(f"there is no module {place!r}, and no file of that name") from error
-    if not path.is_file():
-        raise UsageError(f"there is no file {place}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{place} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return dataclasses.replace(task, name=name, source=source)

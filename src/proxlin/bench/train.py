@@ -6,18 +6,19 @@ checkpoints.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from proxlin.bench import checkpoints, loop, methods, records, storage, tasks
+from proxlin.bench import checkpoints, loop, methods, records, start, storage, tasks
 from proxlin.bench.environment import environment
-from proxlin.bench.errors import BenchError, StorageError, UsageError
+from proxlin.bench.errors import BenchError, StorageError, UsageError, rejections
 from proxlin.bench.evaluation import EVALUATION_BATCH, evaluator
 from proxlin.bench.loop import Report, State, Trainer
 from proxlin.bench.progress import Progress
@@ -25,24 +26,9 @@ from proxlin.bench.records import Config, Run
 from proxlin.bench.signals import Signals
 from proxlin.bench.status import RunStatus
 from proxlin.bench.tasks import Task
+from proxlin.bench.watch import Watch
 
 CHECKPOINT_SECONDS = 30.0
-
-
-class Watch:
-    """Observes a run, while the clock is stopped. This one does nothing."""
-
-    def started(self, config: Config, step: int, total: int) -> None:
-        """The run starts or resumes at a step."""
-
-    def stepped(self, step: int, value: float) -> None:
-        """A step was taken; ``value`` is the loss of its batch."""
-
-    def evaluated(self, line: Mapping[str, Any]) -> None:
-        """A line was added to the metrics."""
-
-    def ended(self, status: RunStatus, message: str) -> None:
-        """The run is over."""
 
 
 def train(
@@ -51,6 +37,7 @@ def train(
     *,
     data_dir: pathlib.Path | None = None,
     resume: bool = False,
+    rerun: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watch: Watch = Watch(),
 ) -> Run:
@@ -60,8 +47,9 @@ def train(
         config: what to run.
         root: where records go; each run has its own folder.
         data_dir: the folder of the data sets.
-        resume: continue from the newest checkpoint, if there is one. A run that has ended is
-            not repeated.
+        resume: continue from the newest checkpoint, if there is one, or else from that of a run
+            that differs in nothing but being shorter. A run that has ended is not repeated.
+        rerun: delete the record of this run, if there is one, and start again.
         checkpoint_seconds: time between checkpoints; there is one more at the end or on a signal.
         watch: observes the run.
 
@@ -74,44 +62,36 @@ def train(
         DataError: if the data is missing or damaged.
         StorageError: if the folder cannot be written, or is in use.
     """
-    config = with_defaults(config)
-    folder = config.folder(root)
-    if (folder / "run.json").exists():
-        run = records.load_run(folder)
-        _check_same(run, config)
-        if run.status.ended:
-            return run
-        if not resume:
-            raise UsageError(
-                f"{folder} holds an unfinished run: continue it with --resume, or delete it"
-            )
+    if resume and rerun:
+        raise UsageError("--resume continues a run and --rerun starts it again: give one of them")
+    config = start.with_defaults(config)
+    folder, recorded = config.folder(root), start.recorded(config, root)
+    if recorded and recorded.status.ended and not rerun:
+        how = "" if recorded.status is RunStatus.FINISHED else f" ({recorded.status})"
+        watch.told(f"already finished{how}, nothing run; --rerun to repeat")
+        return recorded
+    if recorded and not (resume or rerun):
+        raise UsageError(
+            f"{folder} holds an unfinished run: continue it with --resume, or start it again with "
+            "--rerun"
+        )
     task = tasks.load(config.task, data_dir)
-    trainer = methods.build(config.method, task, config.options)
-    training = _Training(config, folder, task, trainer, watch, checkpoint_seconds)
-    state = _first(task, trainer, config)
+    with rejections(f"method {config.method!r}"):
+        trainer = methods.build(config.method, task, config.options)
+    training = _Training(config, root, task, trainer, watch, checkpoint_seconds)
+    state = first_state(task, trainer, config)
     storage.check_folder(folder, (checkpoints.KEEP + 1) * checkpoints.size(state) + 2**20)
     with storage.lock(folder):
+        if rerun:
+            start.clear(folder)
+        elif recorded is None:
+            training.look_around(resume)
         return training.run(state)
 
 
-def with_defaults(config: Config) -> Config:
-    """The configuration with every option of its method, so that equal runs have equal names."""
-    options = methods.complete(config.method, config.options)
-    return Config(**{**config.as_dict(), "options": options})
-
-
-def _first(task: Task, trainer: Trainer, config: Config) -> State:
+def first_state(task: Task, trainer: Trainer, config: Config) -> State:
+    """The state before the first step."""
     return jax.jit(trainer.init)(*task.init(config.seed))
-
-
-def _check_same(run: Run, config: Config) -> None:
-    old, new = dict(run.config), config.as_dict()
-    differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-    if differing:
-        raise StorageError(
-            f"{run.folder} holds another run, and they differ in {', '.join(differing)}; it "
-            f"has { {key: old.get(key) for key in differing} }. Choose another folder"
-        )
 
 
 class _Training:
@@ -120,13 +100,14 @@ class _Training:
     def __init__(
         self,
         config: Config,
-        folder: pathlib.Path,
+        root: pathlib.Path,
         task: Task,
         trainer: Trainer,
         watch: Watch,
         checkpoint_seconds: float,
     ) -> None:
-        self.config, self.folder, self.task, self.watch = config, folder, task, watch
+        self.config, self.root, self.task, self.watch = config, root, task, watch
+        self.folder, self.progress = config.folder(root), Progress()
         self.checkpoint_seconds = checkpoint_seconds
         self.trainer, self.evaluate = trainer, evaluator(task)
         self.per_epoch = len(task.dataset.train) // config.batch_size
@@ -135,23 +116,35 @@ class _Training:
                 f"batch_size is {config.batch_size}, but {config.task} has only "
                 f"{len(task.dataset.train)} training examples"
             )
-        steps = math.ceil(config.epochs * self.per_epoch)
-        self.total = min(steps, config.max_steps or steps)
+        self.total = config.steps(len(task.dataset.train))
         self.meta: dict[str, Any] = {
             "config": config.as_dict(),
             "hash": config.hash,
             "status": RunStatus.RUNNING,
             "message": "",
-            "task": task.describe(),
+            "task": task.describe() | start.place_of(config, root),
             "environment": environment(),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "compile_seconds": 0.0,
         }
 
+    def look_around(self, resume: bool) -> None:
+        """Takes over what a shorter run has done, and tells what else there is."""
+        before = start.shorter(self.config, self.root, self.total) if resume else None
+        if before:
+            self._write(RunStatus.RUNNING, f"continues {before.folder.name}")
+            start.copy(before, self.folder)
+            self.watch.told(f"continues {before.folder}, which is shorter")
+        elif start.has_changed(self.config, self.root):
+            self.watch.told("the task has changed since earlier runs; their records are kept")
+        elif resume:
+            self.watch.told("nothing to resume; starts at step 0")
+
     def run(self, state: State) -> Run:
-        self.state, self.progress = state, Progress()
+        self.state = state
         try:
             self._begin()
-            self.watch.started(self.config, self.progress.step, self.total)
+            self.watch.started(self.config, self.progress, self.total)
             with Signals() as signals:
                 status, message = self._steps(signals)
                 self.meta["signal"] = signals.received
@@ -174,19 +167,28 @@ class _Training:
         """Restores the newest checkpoint or starts from scratch, and compiles."""
         found = checkpoints.restore(self.folder / "checkpoints", self.state)
         if found is None:
-            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
-            self._write(RunStatus.RUNNING, "")
+            if (self.folder / "run.json").exists():
+                self.watch.told("no checkpoint was saved; starts at step 0")
         else:
             self._check_data()
             progress = Progress.of(found.counters)
             self.state = found.state
             self.progress = progress._replace(resumed=progress.resumed + 1)
-            self.meta["damaged"] = found.damaged
+            self.meta["damaged"] = list(found.damaged.values())
             records.truncate_metrics(self.folder, progress.step)
-        batch = next(self._batches(0))
-        self.meta["compile_seconds"] = loop.compile_step(self.trainer.step, self.state, batch)
+            damaged = (f"; checkpoint {step} is damaged" for step in found.damaged)
+            self.watch.told(f"resumed at step {progress.step}" + "".join(damaged))
+        self._compile()
         if found is None:
+            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+            self._write(RunStatus.RUNNING, "")
             self._evaluate()
+
+    def _compile(self) -> None:
+        self.watch.compiling(start.compile_seconds(self.config, self.root))
+        step, batch = self.trainer.step, next(self._batches(0))
+        with rejections(f"{self.config.task} by {self.config.method}"):
+            self.meta["compile_seconds"] = loop.compile_step(step, self.state, batch)
 
     def _check_data(self) -> None:
         before = records.load_run(self.folder).meta["task"]["sha256"]
@@ -216,7 +218,7 @@ class _Training:
         for done in loop.steps(self.trainer.step, self.state, batches):
             self.state = done.state
             self.progress = self.progress.after(done.report, done.seconds)
-            self.watch.stepped(self.progress.step, float(done.report.value))
+            self.watch.stepped(self.progress, done.report)
             status, message = self._verdict(done.report)
             evaluated = status or self._is_evaluated(self.progress.step)
             if evaluated and not self._evaluate() and not status:
@@ -251,11 +253,10 @@ class _Training:
 
     def _evaluate(self) -> bool:
         """Evaluates and writes a line; returns whether the test loss is finite."""
-        state, progress = self.state, self.progress
-        dataset, size = self.task.dataset, EVALUATION_BATCH
+        progress, dataset, size = self.progress, self.task.dataset, EVALUATION_BATCH
         train = dataset.train.batches(size, self.config.train_examples)
-        train_loss, train_accuracy = self.evaluate(state, train)
-        test_loss, test_accuracy = self.evaluate(state, dataset.test.batches(size))
+        train_loss, train_accuracy = self.evaluate(self.state, train)
+        test_loss, test_accuracy = self.evaluate(self.state, dataset.test.batches(size))
         line = {
             "epoch": progress.step / self.per_epoch,
             "step": progress.step,

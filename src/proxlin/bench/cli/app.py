@@ -20,13 +20,14 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help as it is written: no word in brackets is taken for a style
 )
 console = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[pathlib.Path, typer.Option(help="Folder of the records.")]
 DataDir = Annotated[
-    pathlib.Path | None, typer.Option(help="Folder of the data sets [PROXLIN_DATA].")
+    pathlib.Path | None, typer.Option(help="Folder of the data sets; else PROXLIN_DATA.")
 ]
 Scale = Annotated[str, typer.Option(help=f"One of {', '.join(sweep.SCALES)}.")]
 
@@ -56,4 +57,5 @@ def errors() -> Iterator[None]:
 def brief(run: Run) -> dict[str, Any]:
     """A summary of a run for JSON."""
     last = run.metrics[-1] if run.metrics else {}
-    return {"folder": str(run.folder), "status": run.status, **run.config, "last": last}
+    where = {"folder": str(run.folder), "status": run.status}
+    return {**where, **run.config, "last": last, "best": run.best}

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from proxlin.bench import demo, methods, sweep, tasks
+from proxlin.bench import demo, estimate, methods, sweep, tasks
 from proxlin.bench.cli.app import DataDir, Json, Out, Scale, app, brief, console, errors
 from proxlin.bench.display import Bar, failures, sentence
 from proxlin.bench.errors import UsageError
 from proxlin.bench.records import Config
+from proxlin.bench.scalars import Scalars
+from proxlin.bench.start import with_defaults
 from proxlin.bench.status import RunStatus
 from proxlin.bench.train import CHECKPOINT_SECONDS
 from proxlin.bench.train import train as run_training
+from proxlin.bench.watch import Watch, Watches
 
 
 @app.command("tasks")
@@ -73,7 +77,14 @@ def train(
     out: Out = pathlib.Path("runs"),
     data_dir: DataDir = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the last checkpoint.")
+        bool,
+        typer.Option("--resume", help="Go on from the last checkpoint, or that of a shorter run."),
+    ] = False,
+    rerun: Annotated[
+        bool, typer.Option("--rerun", help="Delete the record of this run and start again.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard to the record.")
     ] = False,
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Seconds between checkpoints.")
@@ -82,7 +93,7 @@ def train(
 ) -> None:
     """Train once and record the run."""
     with errors():
-        config = Config(
+        asked = Config(
             task=task,
             method=method,
             options=_pairs(option or []),
@@ -94,12 +105,16 @@ def train(
             evals_per_epoch=evals_per_epoch,
             train_examples=train_examples,
         )
-        watch = Bar(console, sweep.describe(config))
+        config = with_defaults(asked)
+        watch: Watch = Bar(console, sweep.describe(config))
+        if tensorboard:
+            watch = Watches(watch, Scalars(config.folder(out)))
         run = run_training(
             config,
             out,
             data_dir=data_dir,
             resume=resume,
+            rerun=rerun,
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
         )
@@ -114,9 +129,11 @@ def run_sweep(
     out: Out = pathlib.Path("runs"),
     data_dir: DataDir = None,
     isolate: Annotated[
-        bool | None, typer.Option(help="One process per run [default: except at scale smoke].")
+        bool | None, typer.Option(help="One process per run; the default, except at scale smoke.")
     ] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only list the runs, and about how long they take.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run the experiments of a figure; skip those already recorded."""
@@ -124,10 +141,7 @@ def run_sweep(
         names = sweep.names() if name == "all" else [name]
         configs = {c.hash: c for each in names for c in sweep.load(each, scale)}
         if list_only:
-            listed = [{**c.as_dict(), "hash": c.hash} for c in configs.values()]
-            print(
-                json.dumps(listed) if as_json else "\n".join(map(sweep.describe, configs.values()))
-            )
+            _list_runs(list(configs.values()), out, data_dir, as_json)
             return
         runs = sweep.run(
             list(configs.values()),
@@ -142,7 +156,7 @@ def run_sweep(
             print(json.dumps([brief(run) for run in runs]))
         else:
             ended = f"{len(runs)} of {len(configs)} runs have ended{failures(runs)}"
-            print(f"{ended}; `proxlin figure {name}` draws them")
+            print(f"{ended}; `{_drawing(name, scale, out)}` draws them" if runs else ended)
         # A stepsize that diverges is a result; a run out of memory has none.
         too_large = any(run.status is RunStatus.OOM for run in runs)
         raise typer.Exit(1 if missing else RunStatus.OOM.exit_code if too_large else 0)
@@ -159,6 +173,36 @@ def run_demo(
     """Compare five methods on handwritten digits, in a minute."""
     with errors():
         demo.run(epochs, range(seeds), out, Console())
+
+
+def _list_runs(
+    configs: list[Config], out: pathlib.Path, data_dir: pathlib.Path | None, as_json: bool
+) -> None:
+    """Prints what a sweep would run, with its time on this machine."""
+    done = [sweep.finished(config, out) for config in configs]
+    times = [
+        0.0 if there else estimate.seconds(config, out, data_dir)
+        for config, there in zip(configs, done, strict=True)
+    ]
+    if as_json:
+        listed = zip(configs, times, strict=True)
+        print(json.dumps([{**c.as_dict(), "hash": c.hash, "seconds": t} for c, t in listed]))
+        return
+    for config, there, seconds in zip(configs, done, times, strict=True):
+        left = "its data is missing" if seconds is None else f"about {estimate.words(seconds)}"
+        print(f"{sweep.describe(config)}: {'recorded' if there else left}")
+    if any(times):
+        total = estimate.words(sum(filter(None, times)))
+        print(f"in all about {total} on this machine, to a factor of two or three")
+
+
+def _drawing(name: str, scale: str, out: pathlib.Path) -> str:
+    """The command that draws what a sweep has run."""
+    if name == "all":
+        return shlex.join(["proxlin", "report", str(out)])
+    given = [*(["--scale", scale] if scale != "smoke" else [])]
+    given += ["--runs", str(out)] if out != pathlib.Path("runs") else []
+    return shlex.join(["proxlin", "figure", name, *given])
 
 
 def _pairs(options: list[str]) -> dict[str, str]:
