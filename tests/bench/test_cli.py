@@ -31,6 +31,17 @@ def test_help_names_all_commands(command):
         assert f" {name} " in text
 
 
+def test_help_is_as_it_was_written(command):
+    """Without the gaps and types that markup leaves behind."""
+    text = " ".join(command("sweep", "--help").stdout.split())
+    assert "One process per run; the default, except at scale smoke." in text
+    assert "One of smoke, digits, small, paper." in text
+    text = " ".join(command("train", "--help").stdout.split())
+    assert "<bool>" not in text and "--resume Go on from the last checkpoint" in text
+    text = " ".join(command("figure", "--help").stdout.split())
+    assert "drop-in, Figures 1 and 7;" in text and "cnn-long, Figure 11." in text
+
+
 def test_version(command):
     assert command("--version").stdout.strip() == proxlin.__version__
 
@@ -71,12 +82,18 @@ def test_the_example_of_an_own_task(command):
     ("arguments", "code", "message"),
     [
         (["--method", "newton"], 2, "there is no method 'newton'"),
+        (["--method", "spl", "-o", "gamma=0"], 2, "gamma of method 'spl' must be positive, got 0"),
+        (
+            ["--method", "spl", "-o", "curvature_size=200", "--batch-size", "100"],
+            2,
+            "curvature_size=200 for a batch of 100 examples",
+        ),
         (["--option", "gamma"], 2, "--option takes name=value"),
         (["--task", "mnist-mlp", "--data-dir", "nowhere"], 3, "proxlin data fetch mnist"),
         (
             ["--out", f"{HERE}/runs", "--task", f"{HERE}:task", "--batch-size", "8"],
             5,
-            "cannot write",
+            "toys.py is a file; name a folder",
         ),
         (
             ["--task", f"{HERE}:all_bad", "--batch-size", "8", "--method", "sgd"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import pytest
 from matplotlib.text import Text
@@ -224,7 +225,8 @@ def test_title():
         .get_suptitle()
         .replace("\n", " ")
     )
-    assert title == f"Directions by the dual and by the primal {setting}reduced scale (smoke)"
+    named = "Figure 2 of the paper: Directions by the dual and by the primal"
+    assert title == f"{named} {setting}reduced scale (smoke)"
     title = (
         figures.figure(figures.select("primal-vs-dual", runs), "paper")
         .get_suptitle()
@@ -313,6 +315,38 @@ def test_panels_share_their_scales():
     above, below = (part.axes for part in drawn.subfigs)
     assert [axes.get_ylim() for axes in above] == [axes.get_ylim() for axes in below]
     assert [part.get_suptitle() for part in drawn.subfigs] == ["batch size 64", "batch size 256"]
+
+
+def test_tasks_have_scales_of_their_own_and_are_drawn_by_step_and_by_second():
+    runs = [
+        run("sgd", SGD, task="a/mine.py:line", accuracy=None, losses=(200.0, 100.0), version="1"),
+        run("spl", task="b/mine.py:line", accuracy=None, losses=(200.0, 50.0), version="1"),
+        run("spl", task="digits-mlp", losses=(2.0, 0.1)),
+        run("spl", task="digits-mlp", losses=(2.0, 0.2), batch_size=64),
+    ]
+    drawn = figures.figure(figures.select_tasks(runs))
+    titles = ["digits-mlp, batch size 64", "digits-mlp, batch size 128"]
+    assert [part.get_suptitle() for part in drawn.subfigs] == [
+        *titles,
+        "mine.py:line, batch size 128",
+    ]
+    first, second, line = (part.axes for part in drawn.subfigs)
+    assert [axes.get_ylim() for axes in first] == [axes.get_ylim() for axes in second]
+    assert line[0].get_ylim()[0] > first[0].get_ylim()[1]
+    assert [axes.get_ylabel() for axes in line[::2]] == ["training loss", "test loss"]
+    assert [axes.get_ylabel() for axes in first[::2]] == ["training loss", "test accuracy"]
+    assert [axes.get_xlabel() for axes in line[:2]] == ["steps", "seconds of training steps"]
+    assert list(lines(line[0])[0].get_xdata()) == [0, 10]
+    assert legend(drawn, 2) == ["SGD, stepsize 0.1", "SPL, γ = 1, τ = 2"]
+    assert "2 tasks; batch size 64, 128" in drawn.get_suptitle()
+    assert "No runs" not in " ".join(texts(drawn)) and "scale" not in drawn.get_suptitle()
+
+
+def test_every_figure_has_its_number_in_the_paper():
+    numbers = [int(n) for spec in figures.FIGURES.values() for n in re.findall(r"\d+", spec.number)]
+    assert sorted({*numbers}) == list(range(1, 12))
+    for name, spec in figures.FIGURES.items():
+        assert spec.title == f"{spec.number} of the paper: {spec.subject}", name
 
 
 def test_a_dollar_is_a_dollar():

@@ -7,6 +7,7 @@ the table and the figure show every run.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -19,7 +20,8 @@ from rich.table import Table
 
 from proxlin.bench import figures, storage
 from proxlin.bench.records import Config, Run
-from proxlin.bench.train import train, with_defaults
+from proxlin.bench.start import with_defaults
+from proxlin.bench.train import train
 
 METHODS: Sequence[tuple[str, dict[str, float]]] = (
     ("spl", {}),
@@ -51,6 +53,8 @@ def run(epochs: int, seeds: Sequence[int], out: pathlib.Path, console: Console) 
     with tempfile.TemporaryDirectory() as folder:
         runs = _compare(epochs, seeds, pathlib.Path(folder), console)
     selection = figures.select("comparison", runs)
+    spec = dataclasses.replace(selection.spec, number="")  # it is none of the paper's figures
+    selection = selection._replace(spec=spec)
     figures.draw(selection, out / "demo.png", "demo")
     record = ",\n".join(json.dumps({**run.meta, "metrics": run.metrics}) for run in runs)
     storage.write_atomically(out / "demo.json", f"[\n{record}\n]\n")

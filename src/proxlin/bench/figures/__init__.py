@@ -6,7 +6,15 @@ all of them. :func:`select` sorts the runs once; everything else works on its re
 """
 
 from proxlin.bench.figures.drawing import draw, figure, svg
-from proxlin.bench.figures.selection import Curve, Panel, Selection, Setting, select, spec_of
+from proxlin.bench.figures.selection import (
+    Curve,
+    Panel,
+    Selection,
+    Setting,
+    select,
+    select_tasks,
+    spec_of,
+)
 from proxlin.bench.figures.specs import FIGURES, Spec
 from proxlin.bench.figures.tables import HEADINGS, Row, cells, table
 from proxlin.bench.figures.words import caption, setting_of
@@ -25,6 +33,7 @@ __all__ = [
     "draw",
     "figure",
     "select",
+    "select_tasks",
     "setting_of",
     "spec_of",
     "svg",

@@ -14,7 +14,6 @@ from proxlin.bench.errors import UsageError
 from proxlin.bench.figures.selection import Panel, Selection, Setting
 from proxlin.bench.figures.specs import STYLES, Spec, Style
 from proxlin.bench.figures.words import SHOWN, caption, setting_of, shown
-from proxlin.bench.records import Run
 from proxlin.bench.storage import explained
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ _DATES: dict[str, dict[str, Any]] = {
 }
 LABELS = {
     "epoch": "epochs",
+    "step": "steps",
     "seconds": "seconds of training steps",
     "train_loss": "training loss",
     "test_loss": "test loss",
@@ -38,13 +38,14 @@ LABELS = {
 Limits = dict[str, tuple[float, float]]
 
 
-def draw(selection: Selection, path: pathlib.Path, scale: str) -> None:
+def draw(selection: Selection, path: pathlib.Path, scale: str | None = None) -> None:
     """Draws a figure into a file; the same runs give the same file.
 
     Args:
         selection: the runs of the figure, sorted.
         path: the file, with the suffix ``.svg``, ``.png`` or ``.pdf``.
-        scale: of the experiments; the title says "reduced scale" for all but ``"paper"``.
+        scale: of the experiments; the title says "reduced scale" for all but ``"paper"``. None
+            for runs that are of no figure of the paper.
 
     Raises:
         UsageError: for another suffix.
@@ -60,7 +61,7 @@ def draw(selection: Selection, path: pathlib.Path, scale: str) -> None:
         _save(drawn, path, path.suffix, salt=selection.name)
 
 
-def svg(selection: Selection, scale: str) -> str:
+def svg(selection: Selection, scale: str | None = None) -> str:
     """Draws a figure as text, see :func:`draw`."""
     stream = io.StringIO()
     _save(figure(selection, scale), stream, ".svg", salt=selection.name)
@@ -75,12 +76,12 @@ def _save(drawn: Figure, target: pathlib.Path | io.StringIO, suffix: str, salt: 
         drawn.savefig(target, format=suffix[1:], metadata=_DATES[suffix])
 
 
-def figure(selection: Selection, scale: str) -> Figure:
+def figure(selection: Selection, scale: str | None = None) -> Figure:
     """Builds a figure: panels in a column, each with metrics against epochs and seconds.
 
     Args:
         selection: the runs of the figure, sorted.
-        scale: of the experiments.
+        scale: of the experiments, see :func:`draw`.
 
     Returns:
         The figure; its subfigures are the panels.
@@ -89,8 +90,6 @@ def figure(selection: Selection, scale: str) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     spec, panels = selection.spec, selection.panels
-    metrics = _metrics(spec, selection.runs)
-    limits = {metric: _limits(panels, metric) for metric in metrics}
     styles = _styles(spec, panels)
     single = len(panels) == 1
     width, height = (9.0, 7.0) if single else (10.5, 2.9 * len(panels) + 1.1)
@@ -102,6 +101,9 @@ def figure(selection: Selection, scale: str) -> Figure:
     drawn.supxlabel(words, x=0.01, ha="left", fontsize=8, parse_math=False)
     rows = drawn.subfigures(len(panels), squeeze=False)[:, 0]
     for part, panel in zip(rows, panels, strict=True):
+        alike = [other for other in panels if _task(selection, other) == _task(selection, panel)]
+        metrics = _metrics(spec, alike)
+        limits = {metric: _limits(alike, metric) for metric in metrics}
         title = selection.title_of(panel.key)
         part.suptitle(title, fontsize=10, weight="bold", parse_math=False)
         _draw_panel(part, panel, spec, metrics, limits, styles, stacked=single)
@@ -111,15 +113,21 @@ def figure(selection: Selection, scale: str) -> Figure:
 # ---- axes --------------------------------------------------------------------------------------
 
 
-def _metrics(spec: Spec, runs: Sequence[Run]) -> list[str]:
+def _task(selection: Selection, panel: Panel) -> str:
+    """The task of a panel: panels of the same task share their scales."""
+    return dict(zip(selection.spec.panel_keys, panel.key, strict=True))["task"]
+
+
+def _metrics(spec: Spec, panels: Sequence[Panel]) -> list[str]:
     """The vertical axes; the test loss where there is no accuracy."""
+    runs = (run for panel in panels for setting in panel.settings for run in setting.runs)
     lines = [line for run in runs for line in run.metrics]
     there = lambda metric: any(line[metric] is not None for line in lines)
     return [metric if there(metric) else "test_loss" for metric in spec.metrics]
 
 
 def _limits(panels: Sequence[Panel], metric: str) -> tuple[float, float]:
-    """One range for all panels, to compare them: that of the settings that did not diverge."""
+    """One range for these panels, to compare them: that of the settings that did not diverge."""
     settings = shown(panels)
     sound = [setting for setting in settings if not setting.trouble] or settings
     bands = [band for s in sound if (band := s.band(metric, "epoch")).x.size]

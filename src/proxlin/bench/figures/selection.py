@@ -16,12 +16,13 @@ from proxlin.bench.errors import UsageError
 from proxlin.bench.figures.specs import (
     FIGURES,
     STYLES,
+    TASKS,
     Spec,
     describe,
     describe_options,
     value_of,
 )
-from proxlin.bench.records import Run
+from proxlin.bench.records import Run, newest
 from proxlin.bench.status import RunStatus
 
 Numbers = Float[np.ndarray, " points"]
@@ -233,7 +234,19 @@ def select(name: str, runs: Iterable[Run]) -> Selection:
             f"there are no runs for the figure {name}; it shows {', '.join(spec.methods)}: "
             "run its sweep first"
         )
-    panels = _group(shown, spec.panel_keys, spec.panels)
+    return _sorted(name, spec, shown)
+
+
+def select_tasks(runs: Iterable[Run]) -> Selection:
+    """Sorts any runs by task and batch size, and by method.
+
+    Of a task of the user's only the newest version is shown: others are other tasks.
+    """
+    return _sorted("tasks", TASKS, newest([run for run in runs if TASKS.matches(run)]))
+
+
+def _sorted(name: str, spec: Spec, runs: Sequence[Run]) -> Selection:
+    panels = _group(runs, spec.panel_keys, spec.panels)
     return Selection(
         name=name,
         spec=spec,

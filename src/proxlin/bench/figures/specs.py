@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from proxlin.bench import methods
-from proxlin.bench.records import Run
+from proxlin.bench.records import Config, Run
 
 
 class Style(NamedTuple):
@@ -40,6 +43,7 @@ STYLES: dict[str, Style] = {
     "kfac": Style("KFAC", "#8C510A", "-."),
 }
 OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
+RIVALS = (*OPTIMIZERS, "muon", "lbfgs", "shampoo", "soap", "kfac")
 PLAIN = tuple(name for name in STYLES if not name.startswith("spl-"))
 
 
@@ -51,7 +55,7 @@ class Spec:
     runs that differ in them do not compete.
 
     Attributes:
-        title: what the figure shows.
+        subject: what the figure shows.
         methods: whose runs it shows; runs of others are left out.
         panel_by: keys whose values tell panels apart, see :func:`value_of`.
         curve_by: keys whose values tell the curves of a panel apart.
@@ -60,9 +64,10 @@ class Spec:
         curves: values of the last key of ``curve_by`` that the paper has in each panel, likewise.
         across: the horizontal axes.
         metrics: the vertical axes.
+        number: of the figure in the paper.
     """
 
-    title: str
+    subject: str
     methods: tuple[str, ...]
     panel_by: tuple[str, ...] = ()
     curve_by: tuple[str, ...] = ()
@@ -70,10 +75,29 @@ class Spec:
     curves: tuple[Any, ...] = ()
     across: tuple[str, ...] = ("epoch", "seconds")
     metrics: tuple[str, ...] = ("train_loss", "test_accuracy")
+    number: str = ""
+
+    @property
+    def title(self) -> str:
+        """Which figure of the paper it is, and what it shows."""
+        return f"{self.number} of the paper: {self.subject}" if self.number else self.subject
 
     def matches(self, run: Run) -> bool:
         """Whether the figure shows this run."""
         return run.config["method"] in self.methods
+
+    def has_subject(self, configs: Iterable[Config], runs: Sequence[Run]) -> bool:
+        """Whether the runs of a sweep that exist show what the figure is about.
+
+        They do once each thing that it compares has a run, but for rivals: one may not be
+        installed.
+        """
+        keys = (*self.panel_by, *(self.curve_by or ("options",)))
+        of = lambda run: json.dumps([value_of(run, key) for key in keys], sort_keys=True)
+        asked = [Run(pathlib.Path(), {"config": config.as_dict()}, []) for config in configs]
+        needed = {of(run) for run in asked if run.config["method"] not in RIVALS}
+        found = {of(run) for run in runs}
+        return needed <= found and len(found) > 1
 
     @property
     def panel_keys(self) -> tuple[str, ...]:
@@ -87,9 +111,15 @@ class Spec:
         return tuple(key for key in self.curve_by if key not in ("method", "direction"))
 
 
-def _cnn(depth: str) -> Spec:
+def _cnn(depth: str, number: str) -> Spec:
     methods = ("spl", "armijo-spl", "sgd", "momentum", "adam", "shampoo", "kfac")
-    return Spec(f"{depth} CNN", methods, ("batch_size",), ("method",), curves=methods)
+    by = {"panel_by": ("batch_size",), "curve_by": ("method",), "curves": methods}
+    return Spec(f"{depth} CNN", methods, **by, number=number)
+
+
+TASKS = Spec(
+    "Training runs", tuple(STYLES), curve_by=("method",), across=("step", "seconds")
+)  # of any folder: a panel for each task and batch size
 
 
 FIGURES: dict[str, Spec] = {
@@ -100,34 +130,47 @@ FIGURES: dict[str, Spec] = {
         curve_by=("direction",),
         panels=OPTIMIZERS,
         curves=("gradient", "prox-linear"),
+        number="Figures 1 and 7",
     ),
     "primal-vs-dual": Spec(
         "Directions by the dual and by the primal",
         ("armijo-spl",),
         curve_by=("subproblem",),
         curves=("dual", "primal"),
+        number="Figure 2",
     ),
     "stepsize": Spec(
         "Robustness to the stepsize, γ for SPL",
         ("spl", *OPTIMIZERS),
         panel_by=("method",),
         panels=("spl", *OPTIMIZERS),
+        number="Figure 3",
     ),
     "inner-iterations": Spec(
-        "Robustness to the number τ of inner iterations", ("armijo-spl",), curve_by=("inner",)
+        "Robustness to the number τ of inner iterations",
+        ("armijo-spl",),
+        curve_by=("inner",),
+        number="Figure 4 (top)",
     ),
-    "batch-size": Spec("Robustness to the batch size", ("armijo-spl",), curve_by=("batch_size",)),
+    "batch-size": Spec(
+        "Robustness to the batch size",
+        ("armijo-spl",),
+        curve_by=("batch_size",),
+        number="Figure 4 (bottom)",
+    ),
     "comparison": Spec(
         "Comparison with existing algorithms",
         PLAIN,
         curve_by=("method",),
         curves=("spl", "armijo-spl", *OPTIMIZERS),
+        number="Figure 5",
     ),
     "inner-by-batch": Spec(
         "Inner iterations τ across batch sizes, without line search",
         ("spl",),
         panel_by=("batch_size",),
         curve_by=("inner",),
+        number="Figure 6",
     ),
     "resnet-imagenet": Spec(
         "Residual networks",
@@ -135,10 +178,11 @@ FIGURES: dict[str, Spec] = {
         panel_by=("task", "batch_size"),
         curve_by=("method",),
         curves=("spl", "armijo-spl", "sgd", "momentum", "adam"),
+        number="Figure 8",
     ),
-    "cnn-short": _cnn("Short"),
-    "cnn-medium": _cnn("Medium"),
-    "cnn-long": _cnn("Long"),
+    "cnn-short": _cnn("Short", "Figure 9"),
+    "cnn-medium": _cnn("Medium", "Figure 10"),
+    "cnn-long": _cnn("Long", "Figure 11"),
 }
 
 
@@ -154,6 +198,8 @@ def value_of(run: Run, key: str) -> Any:
         The value, None for an option that the method does not have.
     """
     method = run.config["method"]
+    if key == "task":
+        return run.task
     if key == "optimizer":
         return method.removeprefix("spl-")
     if key == "direction":

@@ -15,26 +15,31 @@ def shown(panels: Sequence[Panel]) -> list[Setting]:
     return [s for panel in panels for curve in panel.curves for s in curve.settings[:SHOWN]]
 
 
-def setting_of(selection: Selection, scale: str) -> str:
-    """Data, network, batch size, epochs, seeds and scale in one line."""
+def setting_of(selection: Selection, scale: str | None = None) -> str:
+    """Data, network, batch size, epochs, seeds and scale, if any, in one line."""
     runs = selection.runs
     every = lambda key: sorted({run.config[key] for run in runs})
     epochs, seeds = every("epochs"), every("seed")
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"median and range of seeds {_list(seeds)}"
+    size = "the paper's scale" if scale == "paper" else f"reduced scale ({scale})"
     return "; ".join(
         [
-            _tasks(runs),
+            _data_and_networks(runs) if selection.spec.number else _tasks(runs),
             f"batch size {_list(every('batch_size'))}",
             f"{_list(epochs)} {'epoch' if epochs == [1] else 'epochs'}",
             which,
-            "the paper's scale" if scale == "paper" else f"reduced scale ({scale})",
+            *([size] if scale else []),
         ]
     )
 
 
 def _tasks(runs: Sequence[Run]) -> str:
-    """Data and networks."""
-    pairs = sorted({(run.meta["task"]["dataset"], run.config["task"]) for run in runs})
+    names = {run.task for run in runs}
+    return names.pop() if len(names) == 1 else f"{len(names)} tasks"
+
+
+def _data_and_networks(runs: Sequence[Run]) -> str:
+    pairs = sorted({(run.meta["task"]["dataset"], run.task) for run in runs})
     networks = [task.removeprefix(f"{dataset}-") for dataset, task in pairs]
     together = lambda words: " and ".join(dict.fromkeys(words))
     return f"{together(dataset for dataset, _ in pairs)}, {together(networks)}"
@@ -61,6 +66,6 @@ def caption(selection: Selection) -> str:
     part = {n for run in runs if (n := run.config["train_examples"]) < run.meta["task"]["train"]}
     if part:
         sentences.append(f"Training loss: of the first {min(part):,} examples.")
-    if absent := selection.missing():
+    if selection.spec.number and (absent := selection.missing()):
         sentences.append(f"No runs: {'; '.join(absent)}.")
     return " ".join(sentences)
