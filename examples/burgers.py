@@ -1,6 +1,6 @@
 """A physics-informed network for Burgers' equation, which depends on time.
 
-    python examples/burgers.py [--seconds 60] [--seeds 0 1 2] [--output results/burgers]
+    python examples/burgers.py [--seconds 60] [--seeds 0 1 2] [--output runs/burgers]
 
 u_t + u u_x = nu u_xx for x in [-1, 1] and t in [0, 1], with nu = 0.1 / pi, u = -sin(pi x) at the
 start and u = 0 at both ends. A steep front forms at x = 0. The objective is a sum of three terms:

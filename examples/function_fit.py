@@ -1,6 +1,6 @@
 """A network fitted to a function of one variable, to many digits.
 
-    python examples/function_fit.py [--seconds 30] [--seeds 0 1 2] [--output results/function_fit]
+    python examples/function_fit.py [--seconds 30] [--seeds 0 1 2] [--output runs/function_fit]
 
 sin(10 x) / (1 + 4 x^2) on [-1, 1], from 200 values without noise; the error is measured between
 the points.

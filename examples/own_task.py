@@ -3,7 +3,7 @@
 proxlin train --task examples/own_task.py:wave --method armijo-spl --epochs 100 --batch-size 64
 proxlin train --task examples/own_task.py:wave --method adam --epochs 100 --batch-size 64
 proxlin sweep examples/own_sweep.toml
-proxlin figure comparison --sweep examples/own_sweep.toml
+proxlin figure examples/own_sweep.toml
 """
 
 import jax

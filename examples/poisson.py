@@ -1,6 +1,6 @@
 """A physics-informed network for Poisson's equation in two dimensions.
 
-    python examples/poisson.py [--seconds 60] [--seeds 0 1 2] [--output results/poisson]
+    python examples/poisson.py [--seconds 60] [--seeds 0 1 2] [--output runs/poisson]
 
 On the unit square, -laplacian(u) = 2 pi^2 sin(pi x) sin(pi y) with u = 0 on the boundary. The
 objective is a sum of two terms, the equation at points inside and the value at points on the

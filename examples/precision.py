@@ -234,9 +234,7 @@ def main(problem: Problem, seconds: float) -> None:
     parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=pathlib.Path("results") / problem.name
-    )
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs") / problem.name)
     options = parser.parse_args()
     started = environment()  # the load before the runs, and not the one they cause
     runs = [

@@ -1,6 +1,6 @@
 """Sparse networks on digits: test accuracy against the fraction of weights that are exactly zero.
 
-    python examples/sparse_digits.py [--epochs 120] [--output results/sparse-digits]
+    python examples/sparse_digits.py [--epochs 120] [--output runs/sparse-digits]
 
 The objective is the logistic loss plus s ||weights||_1, biases left free, for several strengths s.
 Prox-linear steps (Algorithm 3, the composite line search) against proximal SGD and proximal Adam:
@@ -147,9 +147,7 @@ def draw(rows, path, epochs):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=120)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=pathlib.Path("results/sparse-digits")
-    )
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/sparse-digits"))
     options = parser.parse_args()
     rows = curves(options.epochs, load())
     options.output.mkdir(parents=True, exist_ok=True)

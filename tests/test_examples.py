@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -43,3 +45,11 @@ def test_all_methods_at_the_same_seconds(tmp_path):
         first, *_, last = run_["curve"]
         assert last[0] >= 1
         assert last[2] < first[2] and last[3] < first[3]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_no_example_writes_over_committed_records(path):
+    """Constants of the code, docstrings aside, name no folder of records."""
+    tree = ast.parse(path.read_text())
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    assert not [x for x in texts if isinstance(x, str) and re.match(r"(results|benchmarks)\b", x)]
