@@ -47,10 +47,10 @@ class Kronecker(Metric):
         R \leftarrow \beta R + (1 - \beta)\, G^\top G, \quad
         P^{-1} X = c\, L^{-1/q} X R^{-1/q}
 
-    If gradients are :math:`A^{1/2} Z B^{1/2}` with uncorrelated entries of :math:`Z`, then :math:`L`
-    and :math:`R` are multiples of :math:`A` and :math:`B`. With :math:`q = 2` the metric is then
-    the root of the second moment, as in Adam, but in the right basis; with :math:`q = 4` it is the
-    fourth root, as in Shampoo (Gupta, Koren and Singer, 2018).
+    If gradients are :math:`A^{1/2} Z B^{1/2}` with uncorrelated entries of :math:`Z`, then
+    :math:`L` and :math:`R` are multiples of :math:`A` and :math:`B`. With :math:`q = 2` the metric
+    is then the root of the second moment, as in Adam, but in the right basis; with :math:`q = 4` it
+    is the fourth root, as in Shampoo (Gupta, Koren and Singer, 2018).
 
     A gradient :math:`G` is a matrix with one column for each output of a layer; the kernel of a
     convolution has one row for each pixel and input. :math:`L` and :math:`R` consist of diagonal
