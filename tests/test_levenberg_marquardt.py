@@ -289,6 +289,25 @@ def test_losses_that_are_not_squared(name):
     assert 1e-3 < float(state.gamma) < 1e29
 
 
+def test_a_step_makes_no_products_but_the_gradient_and_the_rows():
+    params, x, y = teacher()
+    opt = proxlin.levenberg_marquardt(network)
+    _, state = jax.jit(opt.update)(None, opt.init(params), params, inputs=x, targets=y)
+    info = state.info
+    assert (int(info.jvps), int(info.vjps)) == (0, 1 + 3) and int(info.evaluations) == 2
+
+
+@pytest.mark.parametrize("kind", [proxlin.Cholesky, proxlin.QR])
+def test_the_gradient_of_the_batch_shows_whether_rows_are_its_own(kind):
+    """Also in the first step of a model whose examples influence each other only later."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(9, 3)))
+    shared = lambda w, x: x @ w[:3] + w[3:] * jnp.mean(jnp.sin(x), axis=0, keepdims=True)[:, :1]
+    opt = proxlin.levenberg_marquardt(shared, solver=kind(independent=True))
+    w = jnp.ones((4, 1)).at[3].set(0)
+    _, state = opt.update(None, opt.init(w), w, inputs=x, targets=jnp.zeros((9, 1)))
+    assert int(state.info.status) == proxlin.Status.BAD_VALUE and int(state.rejected) == 1
+
+
 def test_a_sum_of_terms():
     params, x, y = teacher()
     slope = lambda w, x: jax.jvp(lambda x: network(w, x), (x,), (jnp.ones_like(x),))[1]
@@ -365,7 +384,7 @@ def test_a_model_is_needed_and_a_sum_has_losses():
         proxlin.levenberg_marquardt(proxlin.Sum(term), proxlin.Squared())
 
 
-@pytest.mark.parametrize("n", [5, 127, 128, 130, 257])
+@pytest.mark.parametrize("n", [5, 255, 257, 390, 521])
 def test_the_lower_triangle_of_a_gram_matrix(n):
     a = jnp.asarray(np.random.default_rng(0).normal(size=(40, n)))
     got = np.tril(lower_gram(a))

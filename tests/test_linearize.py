@@ -58,6 +58,17 @@ def rows(params, inputs, indices, *, model=cases.network):
     return proxlin.linearize(model, params, inputs).rows(indices)
 
 
+@pytest.mark.parametrize("n", [None, 2])
+def test_rows_are_the_same_made_by_columns(n):
+    params, _, _ = cases.problem("squared", jnp.float64)
+    inputs, indices = normal_like(jnp.zeros((4, 3, 5)), 1), jnp.array([2, 0, 3])
+    factor = None if n is None else normal_like(jnp.zeros((3, 3, 3, n)), 2)
+    made = proxlin.linearize(cases.network, params, inputs).rows
+    by_rows = np.asarray(made(indices, factor))
+    by_columns = np.asarray(made(indices, factor, transposed=True))
+    np.testing.assert_allclose(by_columns, by_rows.reshape(-1, by_rows.shape[-1]).T, atol=1e-14)
+
+
 # Products.
 
 

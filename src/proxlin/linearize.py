@@ -36,7 +36,8 @@ class Linearization:
         rows: for an array of example indices, those examples' rows of :math:`J` as one dense
             array ``(indices, ..., k, p)``, each computed from its example alone; with matrices
             :math:`B` of shape ``(indices, ..., k, n)`` as a second argument, those of
-            :math:`B^\top J`.
+            :math:`B^\top J`. With ``transposed=True`` the same as ``(p, rows)``, a matrix that is
+            made by its columns: where it is tall, products with these are cheaper.
         rounding: the unit roundoff of the narrowest dtype among parameters and outputs.
         aux: the auxiliary output of the model.
     """
@@ -44,7 +45,7 @@ class Linearization:
     outputs: Outputs
     jvp: Callable[[Params], Outputs]
     vjp: Callable[[Outputs], Params]
-    rows: Callable[..., Float[Array, "b *rest n p"]]
+    rows: Callable[..., Float[Array, "..."]]
     rounding: float
     aux: Any = None
 
@@ -103,14 +104,17 @@ def linearize(
     dtype = algebra_dtype(params, outputs)
 
     def rows(
-        indices: Int[Array, " b"], factor: Float[Array, "b *rest k n"] | None = None
-    ) -> Float[Array, "b *rest n p"]:
+        indices: Int[Array, " b"],
+        factor: Float[Array, "b *rest k n"] | None = None,
+        transposed: bool = False,
+    ) -> Float[Array, "..."]:
         examples = jax.tree.map(lambda x: jnp.asarray(x)[indices], inputs)
         if factor is None:
             k = outputs.shape[-1]
             shape = (len(indices), *outputs.shape[1:], k)
             factor = jnp.broadcast_to(jnp.eye(k, dtype=outputs.dtype), shape)
-        return _rows(on, params, examples, factor.astype(outputs.dtype)).astype(dtype)
+        factor = factor.astype(outputs.dtype)
+        return _rows(on, params, examples, factor, transposed).astype(dtype)
 
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((params, outputs))}
     return Linearization(
@@ -190,12 +194,16 @@ def check_outputs(outputs: Any) -> None:
 
 
 def _rows(
-    on: On, params: Params, inputs: PyTree, factor: Float[Array, "b *rest k n"]
-) -> Float[Array, "b *rest n p"]:
+    on: On,
+    params: Params,
+    inputs: PyTree,
+    factor: Float[Array, "b *rest k n"],
+    transposed: bool,
+) -> Float[Array, "..."]:
     """The rows of B^T J of each example, from that example alone: J^T of the columns of B."""
     dtype = algebra_dtype(params)
 
-    def one(example: PyTree, matrix: Float[Array, "*rest k n"]) -> Array:
+    def one(example: PyTree, matrix: Float[Array, "*rest k n"]) -> list[Array]:
         outputs, vjp, _ = jax.vjp(
             on(jax.tree.map(lambda x: x[None], example)), params, has_aux=True
         )
@@ -205,6 +213,10 @@ def _rows(
         here = jnp.eye(places, dtype=matrix.dtype)[:, None, :, None]
         leaves = jax.tree.leaves(jax.vmap(vjp)((here * columns).reshape(-1, *outputs.shape)))
         flat = [leaf.reshape(places * n, -1).astype(dtype) for leaf in leaves]
-        return jnp.concatenate(flat, axis=1).reshape(*matrix.shape[:-2], n, -1)
+        return [leaf.T for leaf in flat] if transposed else flat
 
-    return jax.vmap(one)(inputs, factor)
+    if transposed:
+        leaves = jax.vmap(one, out_axes=1)(inputs, factor)
+        return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves])
+    rows = jnp.concatenate(jax.vmap(one)(inputs, factor), axis=-1)
+    return rows.reshape(*factor.shape[:-2], factor.shape[-1], -1)

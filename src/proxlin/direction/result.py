@@ -232,12 +232,19 @@ class Direction:
         solved = self.solved._replace(change=change, cost=self.cost.plus(jvps=1))
         return dataclasses.replace(self, solved=solved), change
 
+    def _root(self) -> tuple[Direction, TermOutputs]:
+        r"""The direction and :math:`B^\top J d`; one JVP unless one of the two is known."""
+        if self.solved.root is not None:
+            return self, self.solved.root
+        spent, change = self.change()
+        return spent, self.model.factors().rmv(change)
+
     def with_prediction(self) -> Direction:
         """The same with ``predicted``; one JVP unless the solver gave it for free."""
         if self.solved.predicted is not None:
             return self
-        spent, change = self.change()
-        curvature = self.model.curvature(plain(self.solved.d), change)
+        spent, root = self._root()
+        curvature = dot(root, root) + self.model.decay_along(plain(self.solved.d))
         predicted = self.proximity.predicted(self.solved.d, self.model.grad, curvature)
         return dataclasses.replace(spent, solved=spent.solved._replace(predicted=predicted))
 
@@ -247,7 +254,7 @@ class Direction:
         .. math:: (P / \gamma + J^\top H J)\, e = J^\top H \bigl(f(w - d) - f(w) + J d\bigr)
 
         The bracket is half the second derivative of the outputs along the direction, up to third
-        order. It costs a forward pass, and a JVP for :math:`J d`.
+        order. It costs a forward pass, and a JVP where the product with :math:`d` is not known.
 
         Raises:
             TypeError: if the subproblem has no linear system.
@@ -257,10 +264,10 @@ class Direction:
                 "acceleration needs a linear system: use subproblem=dual_quadratic or "
                 "primal_quadratic, without a regularizer"
             )
-        found, change = self.change()
-        second = add_scaled(self.outputs_at(self.d), -1, self.model.outputs)
-        second = add_scaled(second, 1, change)
-        return found, self.solved.correction(self.model.factors().rmv(second))
+        found, root = self._root()
+        bent = add_scaled(self.outputs_at(self.d), -1, self.model.outputs)
+        second = add_scaled(self.model.factors().rmv(bent), 1, root)
+        return found, self.solved.correction(second)
 
     def next_state(self, eta: Scalar, taken: Bool[Array, ""]) -> ProximityState:
         r"""The state of the proximity term after a step :math:`\eta d`, if it is taken.

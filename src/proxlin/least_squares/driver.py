@@ -23,6 +23,7 @@ from proxlin.metrics import Marquardt
 from proxlin.proximity import ProximityState
 from proxlin.solvers import QR, LinearSolver
 from proxlin.steps import Step, TrustRegion
+from proxlin.subproblems import primal_quadratic
 
 # Steps whose prediction is below rounding may still gain digits of the parameters.
 _QUIET_STEPS = 10
@@ -161,7 +162,13 @@ class _Problem:
                 params = jax.tree.map(hold, params, free)
             return self._flat(params)[:, None]
 
-        return Oracle(model=model, loss=Squared(), metric=Marquardt(), solver=self.solver)
+        return Oracle(
+            model=model,
+            loss=Squared(),
+            subproblem=primal_quadratic,
+            metric=Marquardt(),
+            solver=self.solver,
+        )
 
     def _flat(self, params: Params) -> Float[Array, " n"]:
         return ravel_pytree(self.residuals(params))[0]

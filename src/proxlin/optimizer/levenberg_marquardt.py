@@ -17,6 +17,7 @@ from proxlin.optimizer.methods import prox_linear
 from proxlin.solvers import QR, Cholesky, NormalSystem
 from proxlin.solvers.direct import DirectSolver, Factorized
 from proxlin.steps import TrustRegion
+from proxlin.subproblems import primal_quadratic
 
 
 def levenberg_marquardt(
@@ -89,6 +90,7 @@ def levenberg_marquardt(
         loss,
         step=TrustRegion(gamma=gamma, grow=3.0, nielsen=True, acceleration=acceleration),
         metric=Marquardt(independent=independent),
+        subproblem=primal_quadratic,  # its solution comes with J d, which the rule asks for twice
         solver=Direct(independent=independent) if solver is None else solver,
         has_aux=has_aux,
         init_aux=init_aux,

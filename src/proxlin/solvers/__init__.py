@@ -20,3 +20,4 @@ from proxlin.solvers.system import Rows as Rows
 from proxlin.solvers.system import Solution as Solution
 from proxlin.solvers.system import Status as Status
 from proxlin.solvers.system import TermRows as TermRows
+from proxlin.solvers.system import matrix_of_terms as matrix_of_terms

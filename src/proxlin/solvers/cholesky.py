@@ -14,7 +14,14 @@ from jaxtyping import Array, Bool
 from proxlin.algebra import Scalar, Shapes, Vector, add_scaled, count, scale
 from proxlin.checks import check_integer
 from proxlin.solvers.direct import DirectSolver, Factorization, Factorized
-from proxlin.solvers.rows import Matrix, gram_of_products, gram_of_rows, spaces, unravel
+from proxlin.solvers.rows import (
+    Matrix,
+    gram_of_products,
+    gram_of_rows,
+    products_with,
+    spaces,
+    unravel,
+)
 from proxlin.solvers.system import NormalSystem, Status
 
 
@@ -32,6 +39,9 @@ class Cholesky(DirectSolver):
     that would be lost in a difference is raised to rounding level, which gives the result of a
     smaller gamma. In both cases the status is INEXACT.
 
+    Where the rows of independent examples fit into ``max_elements`` numbers, they also give all
+    other products, and are checked against the gradient of the whole batch if a preimage is known.
+
     Besides what Jacobian products of the batch need, memory is bounded by
     :math:`4 \min(m k, p)^2 + 4\, \text{max\_elements}` numbers: the matrix, its symmetric and
     shifted copies and its factor, and the blocks it is made of.
@@ -39,7 +49,7 @@ class Cholesky(DirectSolver):
     Attributes:
         independent: compute the rows of the Jacobian example by example instead of by products
             with the whole batch, about m times cheaper. Only for models in which no example
-            influences another; this is checked with one product of the whole batch.
+            influences another; this is checked.
         max_elements: the largest number of elements in a block of the Jacobian; at least one
             example at a time. Blocks are computed again for each product with another block.
 
@@ -62,20 +72,25 @@ class Cholesky(DirectSolver):
     def factorize(self, system: NormalSystem, on_x: bool) -> Factorized:
         """Forms the smaller Gram matrix and factorizes it."""
         x_like, image_like = spaces(system)
-        status = count(Status.OK)
+        status, tall = count(Status.OK), None
         if self.independent:
             if system.rows is None:
                 raise TypeError("Cholesky(independent=True) needs a system with rows")
-            gram, agree, forming = gram_of_rows(system, system.rows(), on_x, self.max_elements)
-            status = jnp.where(agree, status, count(Status.BAD_VALUE))
+            gram, tall, agrees, forming = gram_of_rows(
+                system, system.rows(), on_x, self.max_elements
+            )
+            status = jnp.where(agrees, status, count(Status.BAD_VALUE))
         else:
             gram = gram_of_products(system, x_like, image_like, on_x, self.max_elements)
             forming = (gram.shape[0], gram.shape[0])
         shift = _least_shift(system, gram) if _cancels(system, on_x) else system.shift
-        inverse, singular = _inverse(gram, shift, x_like if on_x else image_like)
-        sides = (system.forward, system.adjoint) if on_x else (system.adjoint, system.forward)
+        small, large = (x_like, image_like) if on_x else (image_like, x_like)
+        inverse, singular = _inverse(gram, shift, small)
+        products = (system.forward, system.adjoint) if on_x else (system.adjoint, system.forward)
+        if tall is not None:  # it is there: products with the network cost more
+            products = products_with(tall, small, large)
         return Factorized(
-            factors=_Factors(*sides, shift=shift, normal=inverse),
+            factors=_Factors(*products, shift=shift, normal=inverse),
             shift=shift,
             exact=~singular,
             status=status,
@@ -93,7 +108,13 @@ class _Factors(Factorization):
         shift: Scalar,
         normal: Callable[[Vector], Vector],
     ):
-        self.forward, self.adjoint, self.shift, self.inverse = forward, adjoint, shift, normal
+        self.of_small, self.of_large, self.shift, self.inverse = forward, adjoint, shift, normal
+
+    def forward(self, b: Vector) -> Vector:
+        return self.of_small(b)
+
+    def adjoint(self, v: Vector) -> Vector:
+        return self.of_large(v)
 
     def normal(self, b: Vector) -> Vector:
         return self.inverse(b)

@@ -65,6 +65,14 @@ class Factorization(abc.ABC):
     def rest(self, b: Vector) -> Vector:
         r""":math:`(\text{shift} I + F F^*)^{-1} b`."""
 
+    @abc.abstractmethod
+    def forward(self, b: Vector) -> Vector:
+        """:math:`F b`."""
+
+    @abc.abstractmethod
+    def adjoint(self, v: Vector) -> Vector:
+        """:math:`F^* v`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Factorized:
@@ -126,7 +134,7 @@ def _on_x(system: NormalSystem, factors: Factorization, shift: Scalar) -> Mapped
     v = system.preimage
     if system.rhs is not None:
         x = factors.fit(v) if v is not None and factors.refines else factors.normal(system.rhs)
-        return x, scale(-1, system.forward(x)), factors.fit
+        return x, scale(-1, factors.forward(x)), factors.fit
     # A direction is the misfit over the shift of the system, not over a larger one.
     again = lambda v: scale(system.shift, factors.spread(v))
     if v is not None:
@@ -139,7 +147,7 @@ def _on_image(system: NormalSystem, factors: Factorization, shift: Scalar) -> Ma
     v = system.preimage
     if system.rhs is not None:
         x = factors.rest(system.rhs) if v is None else factors.spread(v)
-        return x, scale(-1, system.forward(x)), factors.spread
+        return x, scale(-1, factors.adjoint(x)), factors.spread
     y = factors.fit(v) if v is not None and factors.refines else factors.normal(system.data)
     again = lambda v: scale(system.shift, factors.fit(v))
-    return system.adjoint(y), scale(system.shift, y), again
+    return factors.forward(y), scale(system.shift, y), again

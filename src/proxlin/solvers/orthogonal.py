@@ -16,6 +16,7 @@ from proxlin.solvers.rows import (
     Products,
     matrix_of_products,
     matrix_of_rows,
+    products_with,
     spaces,
     times,
     unravel,
@@ -106,7 +107,9 @@ class SVD(DirectSolver):
         u, sigma, vt = jnp.linalg.svd(f, full_matrices=False)
         sigma = jnp.where(sigma > _rounding(f) * sigma[0], sigma, 0)
         return Factorized(
-            factors=_Singular(*_spaces(system, on_x), u=u, sigma=sigma, vt=vt, shift=system.shift),
+            factors=_Singular(
+                f, *_spaces(system, on_x), u=u, sigma=sigma, vt=vt, shift=system.shift
+            ),
             shift=system.shift,
             exact=(system.shift > 0) | jnp.all(sigma > 0),
             status=status,
@@ -119,15 +122,22 @@ class _OnArrays(Factorization):
 
     refines: ClassVar[bool] = True
 
-    def __init__(self, small: Shapes, large: Shapes):
+    def __init__(self, f: Tall, small: Shapes, large: Shapes):
         self.small, self.large = unravel(small), unravel(large)
+        self.products = products_with(f, small, large)
+
+    def forward(self, b: Vector) -> Vector:
+        return self.products[0](b)
+
+    def adjoint(self, v: Vector) -> Vector:
+        return self.products[1](v)
 
 
 class _Triangular(_OnArrays):
     """From R of the matrix and the root of the shift."""
 
     def __init__(self, f: Tall, small: Shapes, large: Shapes, r: Square, shift: Scalar):
-        super().__init__(small, large)
+        super().__init__(f, small, large)
         self.f, self.r, self.shift = f, r, shift
 
     def normal(self, b: Vector) -> Vector:
@@ -161,9 +171,16 @@ class _Singular(_OnArrays):
     """From the singular values."""
 
     def __init__(
-        self, small: Shapes, large: Shapes, u: Tall, sigma: Array, vt: Array, shift: Array
+        self,
+        f: Tall,
+        small: Shapes,
+        large: Shapes,
+        u: Tall,
+        sigma: Array,
+        vt: Array,
+        shift: Array,
     ):
-        super().__init__(small, large)
+        super().__init__(f, small, large)
         self.u, self.sigma, self.vt, self.shift = u, sigma, vt, shift
         square = sigma**2 + shift
         self.inverse = jnp.where(square > 0, 1 / jnp.where(square > 0, square, 1), 0)
@@ -194,13 +211,8 @@ def _tall(solver: QR | SVD, system: NormalSystem, on_x: bool) -> tuple[Tall, Pro
         if system.rows is None:
             name = type(solver).__name__
             raise TypeError(f"{name}(independent=True) needs a system with rows")
-        rows = system.rows()
-        a, agree, forming = matrix_of_rows(system, rows)
-        return (
-            a.T if on_x == rows.of_x else a,
-            forming,
-            jnp.where(agree, ok, count(Status.BAD_VALUE)),
-        )
+        f, agrees, forming = matrix_of_rows(system, system.rows(), on_x)
+        return f, forming, jnp.where(agrees, ok, count(Status.BAD_VALUE))
     if system.whole is not None:
         rows = system.whole()
         a = rows.matrix()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ from proxlin.algebra import Shapes, Vector, zeros_like
 from proxlin.solvers.system import NormalSystem, Rows, TermRows
 
 Matrix = Float[Array, "n n"]
+Tall = Float[Array, "n small"]
 Products = tuple[int, int]  # how often M and M* are applied
-_GRAM_BLOCKS, _LEAST_GRAM_BLOCK = 4, 32
+_GRAM_BLOCKS, _LEAST_GRAM_BLOCK = 4, 128
 
 
 def spaces(system: NormalSystem) -> tuple[Shapes, Shapes]:
@@ -61,66 +63,109 @@ def matrix_of_products(system: NormalSystem, on_x: bool) -> Float[Array, "n smal
     return jax.vmap(lambda e: ravel_pytree(product(vector(e)))[0], out_axes=1)(basis)
 
 
-def gram_of_rows(
-    system: NormalSystem, rows: Rows, on_x: bool, max_elements: int
-) -> tuple[Matrix, Bool[Array, ""], Products]:
-    """A A^T or A^T A of the dense rows A; whether A is the matrix of the products; the cost."""
+class Gram(NamedTuple):
+    """The Gram matrix of the smaller side of dense rows A.
+
+    Attributes:
+        matrix: its lower triangle.
+        tall: A or its transpose, with as many columns; None if A does not fit in memory.
+        agrees: whether A is the matrix of the products.
+        products: what it took.
+    """
+
+    matrix: Matrix
+    tall: Tall | None
+    agrees: Bool[Array, ""]
+    products: Products
+
+
+def gram_of_rows(system: NormalSystem, rows: Rows, on_x: bool, max_elements: int) -> Gram:
+    """A A^T or A^T A of the dense rows A, at once or from blocks of bounded size."""
+    p = size(_parameters(system, rows))
+    if sum(term.examples * term.per_example for term in rows.terms) * p <= max_elements:
+        tall, agrees, products = matrix_of_rows(system, rows, on_x)
+        return Gram(lower_gram(tall), tall, agrees, products)
     probe = _probe(system, rows)
-    gram, image = _gram_and_product(rows, on_x, max_elements, probe)
-    agree, products = _agreement(system, rows, probe, image)
-    return gram, agree, products
+    blocks = _outer_in_blocks if on_x != rows.of_x else _inner_in_blocks
+    gram, image = blocks(rows, max_elements // p, probe)
+    agrees, products = _agreement(system, rows, probe, image)
+    return Gram(gram, None, agrees, products)
 
 
 def matrix_of_rows(
-    system: NormalSystem, rows: Rows
-) -> tuple[Float[Array, "rows p"], Bool[Array, ""], Products]:
-    """The dense rows A; whether A is the matrix of the products; the cost."""
-    matrix, probe = rows.matrix(), _probe(system, rows)
-    agree, products = _agreement(system, rows, probe, times(matrix, probe))
-    return matrix, agree, products
+    system: NormalSystem, rows: Rows, on_x: bool
+) -> tuple[Tall, Bool[Array, ""], Products]:
+    """The dense rows A, or their transpose; whether A is the matrix of the products; the cost."""
+    a = rows.matrix()
+    if system.preimage is None:
+        probe = _probe(system, rows)
+        agrees, products = _agreement(system, rows, probe, times(a, probe))
+    else:
+        agrees = _explains(a, ravel_pytree(system.preimage)[0], system, rows)
+        products = _products(rows, 0)
+    return (a.T if on_x == rows.of_x else a), agrees, products
+
+
+def _parameters(system: NormalSystem, rows: Rows) -> Vector | None:
+    """A vector of the space that rows act on."""
+    return system.data if rows.of_x else system.rhs
+
+
+def _explains(
+    a: Float[Array, "rows p"], v: Float[Array, " rows"], system: NormalSystem, rows: Rows
+) -> Bool[Array, ""]:
+    """Whether A^T v is the gradient, which is the product of the whole batch with the preimage v.
+
+    It may be the small difference of large terms: its error is relative to these.
+    """
+    want, image = ravel_pytree(_parameters(system, rows))[0], times(v, a)
+    scale = jnp.linalg.norm(want) + jnp.linalg.norm(a) * jnp.linalg.norm(v)
+    return jnp.linalg.norm(want - image) <= rows.tolerance * scale
 
 
 def _probe(system: NormalSystem, rows: Rows) -> Float[Array, " p"]:
     """A vector of parameter space: not ones or any pattern, so that nothing cancels by design."""
-    like = system.data if rows.of_x else system.rhs
+    like = _parameters(system, rows)
     return jnp.cos(jnp.arange(size(like), dtype=jax.tree.leaves(like)[0].dtype))
 
 
 def _agreement(
     system: NormalSystem, rows: Rows, probe: Float[Array, " p"], image: Float[Array, " rows"]
 ) -> tuple[Bool[Array, ""], Products]:
-    """Whether A times the probe is the product of the whole batch; the cost, with that of the rows.
-
-    One VJP for each row of an example gives the rows of all examples.
-    """
-    like = system.data if rows.of_x else system.rhs
-    product = (system.adjoint if rows.of_x else system.forward)(unravel(like)(probe))
-    want = ravel_pytree(product)[0]
+    """Whether A times the probe is the product of the whole batch; the cost, with that of rows."""
+    vector = unravel(_parameters(system, rows))
+    want = ravel_pytree((system.adjoint if rows.of_x else system.forward)(vector(probe)))[0]
     scale = jnp.linalg.norm(want) + jnp.linalg.norm(image)
     agree = jnp.linalg.norm(want - image) <= rows.tolerance * scale
+    return agree, _products(rows, 1)
+
+
+def _products(rows: Rows, checks: int) -> Products:
+    """One VJP for each row of an example gives the rows of all examples; and JVPs as checks."""
     vjps = max(term.per_example for term in rows.terms)
-    return agree, ((vjps, 1) if rows.of_x else (1, vjps))
+    return (vjps, checks) if rows.of_x else (checks, vjps)
 
 
-def _gram_and_product(
-    rows: Rows, on_x: bool, max_elements: int, probe: Float[Array, " p"]
+def _inner_in_blocks(
+    rows: Rows, max_rows: int, probe: Float[Array, " p"]
 ) -> tuple[Matrix, Float[Array, " rows"]]:
-    """The lower triangle of A A^T or A^T A, and A times a vector, from blocks of bounded size."""
-    p, terms = probe.size, rows.terms
-    if sum(term.examples * term.per_example for term in terms) * p <= max_elements:
-        a = rows.matrix()
-        return lower_gram(a.T if on_x == rows.of_x else a), times(a, probe)
-    if on_x != rows.of_x:
-        gram, images = jnp.zeros((p, p), probe.dtype), []
-        for term in terms:
-            gram, image = _add_outer_products(gram, term, max_elements // p, probe)
-            images.append(image)
-        return gram, jnp.concatenate(images)
+    """A A^T and A times a vector: the products of each block with each other one."""
     over_blocks = lambda fn: jnp.concatenate(
-        [_over_blocks(term, max_elements // p, fn) for term in terms]
+        [_over_blocks(term, max_rows, fn) for term in rows.terms]
     )
     gram = over_blocks(lambda a: over_blocks(lambda b: times(b, a.T)).T)
     return gram, over_blocks(lambda a: times(a, probe[:, None]))[:, 0]
+
+
+def _outer_in_blocks(
+    rows: Rows, max_rows: int, probe: Float[Array, " p"]
+) -> tuple[Matrix, Float[Array, " rows"]]:
+    """A^T A and A times a vector: a sum over the blocks."""
+    gram, images = jnp.zeros((probe.size, probe.size), probe.dtype), []
+    for term in rows.terms:
+        gram, image = _add_outer_products(gram, term, max_rows, probe)
+        images.append(image)
+    return gram, jnp.concatenate(images)
 
 
 def _blocks(term: TermRows, max_rows: int) -> Int[Array, "blocks size"]:
@@ -149,8 +194,9 @@ def _add_outer_products(
 
     def add(total: Matrix, numbers: Array) -> tuple[Matrix, Array]:
         real = jnp.repeat(numbers < term.examples, term.per_example)
-        a = jnp.where(real[:, None], _block(term, numbers), 0)
-        return total + times(a.T, a), times(a, probe)
+        columns = term.transposed(jnp.minimum(numbers, term.examples - 1))
+        columns = jnp.where(real[None], columns, 0)
+        return total + lower_gram(columns.T), times(probe, columns)
 
     total, images = jax.lax.scan(add, total, _blocks(term, max_rows))
     return total, images.reshape(-1)[: term.examples * term.per_example]
@@ -158,16 +204,24 @@ def _add_outer_products(
 
 def lower_gram(a: Float[Array, "rows n"]) -> Matrix:
     """A^T A, zero above its diagonal blocks: five eighths of the products for four blocks."""
-    n = a.shape[1]
-    size = -(-n // _GRAM_BLOCKS)
-    if size < _LEAST_GRAM_BLOCK:
-        return times(a.T, a)
+    columns = a.T  # so that blocks, and the sums of products, run along contiguous memory
+    n = len(columns)
+    size = -(-n // min(_GRAM_BLOCKS, max(1, n // _LEAST_GRAM_BLOCK)))
     rows = []
     for start in range(0, n, size):
         end = min(n, start + size)
-        block = times(a[:, start:end].T, a[:, :end])
+        block = times(columns[start:end], columns[:end].T)
         rows.append(jnp.pad(block, ((0, 0), (0, n - end))))
     return jnp.concatenate(rows)
+
+
+def products_with(
+    f: Tall, small: Shapes, large: Shapes
+) -> tuple[Callable[[Vector], Vector], Callable[[Vector], Vector]]:
+    """The products with a dense matrix and its transpose, on vectors."""
+    flat = lambda x: ravel_pytree(x)[0]
+    to_small, to_large = unravel(small), unravel(large)
+    return lambda b: to_large(times(f, flat(b))), lambda v: to_small(times(f.T, flat(v)))
 
 
 def times(a: Array, b: Array) -> Array:

@@ -104,11 +104,18 @@ class TermRows(NamedTuple):
         block: example indices ``(b,)`` -> matrix ``(b * per_example, p)``.
         examples: how many examples there are.
         per_example: rows of one example.
+        columns: example indices -> the transposed matrix ``(p, b * per_example)``, made column by
+            column; None if that is not cheaper than to transpose.
     """
 
     block: Callable[[Int[Array, " b"]], Float[Array, "rows p"]]
     examples: int
     per_example: int
+    columns: Callable[[Int[Array, " b"]], Float[Array, "p rows"]] | None = None
+
+    def transposed(self, numbers: Int[Array, " b"]) -> Float[Array, "p rows"]:
+        """The rows of these examples as columns."""
+        return self.block(numbers).T if self.columns is None else self.columns(numbers)
 
 
 class Rows(NamedTuple):
@@ -131,7 +138,17 @@ class Rows(NamedTuple):
         """All rows as one matrix."""
         if self.dense is not None:
             return self.dense()
-        return jnp.concatenate([term.block(jnp.arange(term.examples)) for term in self.terms])
+        return matrix_of_terms(self.terms)
+
+
+def matrix_of_terms(
+    terms: tuple[TermRows, ...], *, transposed: bool = False
+) -> Float[Array, "n p"]:
+    """All rows as one matrix, made by rows or by columns."""
+    if transposed:
+        columns = [term.transposed(jnp.arange(term.examples)) for term in terms]
+        return jnp.concatenate(columns, axis=1).T
+    return jnp.concatenate([term.block(jnp.arange(term.examples)) for term in terms])
 
 
 @deprecated_fields({"source": "data"}, removal="0.2")

@@ -32,6 +32,7 @@ class Subsolution(NamedTuple):
             a regularizer, where the direction is a multiple of it.
         predicted: the decrease that the model promises; None if it did not come for free.
         change: :math:`J d`, the change of the outputs; None if it did not come for free.
+        root: :math:`B^\top J d`; None if it did not come for free.
         correction: maps :math:`v` in the space of :math:`B^\top J d` to :math:`(P / \gamma +
             J^\top B B^\top J)^{-1} J^\top B v`, with what the solver has computed already; None if
             the subproblem is not quadratic, or has a regularizer.
@@ -44,6 +45,7 @@ class Subsolution(NamedTuple):
     dual_image: Params | None = None
     predicted: Scalar | None = None
     change: TermOutputs | None = None
+    root: TermOutputs | None = None
     correction: Callable[[TermOutputs], Vector] | None = None
     primal: Scalar | None = None
     dual: Scalar | None = None

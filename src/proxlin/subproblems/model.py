@@ -24,7 +24,7 @@ from proxlin.batch import Batch
 from proxlin.linearize import Linearization
 from proxlin.losses import Factor
 from proxlin.objective import Objective, TermOutputs
-from proxlin.solvers import Rows, TermRows
+from proxlin.solvers import Rows, TermRows, matrix_of_terms
 from proxlin.subproblems.rows import column_squares, rows_of, rows_of_products
 
 
@@ -148,13 +148,16 @@ class ConvexModel:
     @functools.cached_property
     def rows(self) -> Rows:
         r"""Rows of :math:`\sqrt{\omega} B^\top J`, example by example, for direct solvers."""
-        terms = zip(self.linearizations, self.factors().terms, strict=True)
-        rows = Rows(
-            terms=tuple(rows_of(lin, factor) for lin, factor in terms),
+        pairs = zip(self.linearizations, self.factors().terms, strict=True)
+        terms = tuple(rows_of(lin, factor) for lin, factor in pairs)
+        # Products over the longer side run along contiguous memory: half the time of the others.
+        tall = sum(term.examples * term.per_example for term in terms) >= self._size
+        return Rows(
+            terms=terms,
             of_x=False,
             tolerance=self.rounding**0.5,
+            dense=functools.cache(lambda: matrix_of_terms(terms, transposed=tall)),
         )
-        return rows._replace(dense=functools.cache(rows.matrix))
 
     @functools.cached_property
     def whole_rows(self) -> Rows:
@@ -177,9 +180,13 @@ class ConvexModel:
 
     def diagonal(self, independent: bool, max_elements: int) -> Params:
         r"""The diagonal of the Gauss-Newton matrix :math:`J^\top B B^\top J`, from its rows."""
-        flat, unravel = ravel_pytree(self.grad)
         rows = self.rows if independent else self.whole_rows
-        return unravel(column_squares(rows, flat.size, max_elements))
+        return ravel_pytree(self.grad)[1](column_squares(rows, self._size, max_elements))
+
+    @property
+    def _size(self) -> int:
+        """The number of parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.grad))
 
     def curvature(self, d: Params, change: TermOutputs) -> Scalar:
         r""":math:`\langle d, G d \rangle` for the Gauss-Newton matrix, given :math:`J d`."""

@@ -105,11 +105,12 @@ class PrimalQuadratic(Subproblem):
         )
         solution, again = solver.solve_and_keep(system)
         d = space.direction(solution.x)
-        predicted = change = None
+        predicted = change = root = None
         if solution.misfit is not None:
+            root = scale(-1, plain(solution.misfit))
             if isinstance(solution.misfit, Image):
                 change = scale(-1, solution.misfit.change)
-            curvature = dot(solution.misfit, solution.misfit)
+            curvature = dot(root, root)
             curvature += model.decay_along(plain(d))
             predicted = proximity.predicted(d, model.grad, curvature)
         return Subsolution(
@@ -117,6 +118,7 @@ class PrimalQuadratic(Subproblem):
             cost=solution.cost,
             predicted=predicted,
             change=change,
+            root=root,
             correction=lambda v: space.direction(again(v)),
         )
 
@@ -241,7 +243,10 @@ def _preimage(model: ConvexModel, proximity: Proximity, factors: Factors) -> Ter
 
 def _rows(rows: Rows, space: Space, *, of_x: bool) -> Rows:
     """Dense rows as the solver's vectors see them."""
-    divided = lambda term: term._replace(block=lambda i: space.divide_rows(term.block(i)))
+    divided = lambda term: term._replace(
+        block=lambda i: space.divide_rows(term.block(i)),
+        columns=lambda i: space.divide_rows(term.transposed(i).T).T,
+    )
     return rows._replace(
         terms=tuple(map(divided, rows.terms)),
         of_x=of_x,

@@ -31,7 +31,12 @@ def rows_of(lin: Linearization, factor: Factor) -> TermRows:
         rows = lin.rows(indices, b[indices])
         return rows.reshape(-1, rows.shape[-1])
 
-    return TermRows(block=rows, examples=outputs.shape[0], per_example=outputs[0].size)
+    return TermRows(
+        block=rows,
+        examples=outputs.shape[0],
+        per_example=outputs[0].size,
+        columns=lambda indices: lin.rows(indices, b[indices], transposed=True),
+    )
 
 
 def rows_of_products(
@@ -62,7 +67,8 @@ def _products(
 def column_squares(rows: Rows, p: int, max_elements: int) -> Float[Array, " p"]:
     """The squared norm of each column, a block of rows at a time if they are many."""
     if sum(term.examples * term.per_example for term in rows.terms) * p <= max_elements:
-        return jnp.sum(rows.matrix() ** 2, axis=0)
+        a = rows.matrix()  # along the side that runs through contiguous memory
+        return jnp.sum(a.T**2, axis=1) if a.shape[0] >= p else jnp.sum(a**2, axis=0)
     totals = []
     for term in rows.terms:
         size = min(term.examples, max(1, max_elements // (p * term.per_example)))
