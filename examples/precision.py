@@ -100,14 +100,8 @@ class Method:
     steps: int
 
 
-def prox_linear(problem):
-    """Levenberg-Marquardt: the subproblem solved exactly, gamma by a trust region."""
-    # Rejected steps cost as much as others, so gamma grows slowly and falls fast. A residual that
-    # vanishes lets it grow without end.
-    rule = proxlin.TrustRegion(grow=1.5, shrink=1 / 3, max_gamma=1e12)
-    opt = proxlin.prox_linear(
-        problem.objective, step=rule, solver=proxlin.Cholesky(independent=True)
-    )
+def levenberg_marquardt(problem):
+    opt = proxlin.levenberg_marquardt(problem.objective)
 
     def run(state, elapsed):
         params, inner = state
@@ -153,7 +147,7 @@ def lbfgs(problem, memory):
 
 
 METHODS = {
-    "prox-linear": prox_linear,
+    "Levenberg-Marquardt": levenberg_marquardt,
     "Adam, 0.001": functools.partial(adam, rate=1e-3),
     "Adam, 0.01": functools.partial(adam, rate=1e-2),
     "Adam, 0.01 to 0": functools.partial(adam, rate=1e-2, cosine=True),
@@ -215,7 +209,7 @@ def draw(problem, runs, path):
             seconds,
             errors,
             color=colors[name],
-            linewidth=2 if name == "prox-linear" else 1,
+            linewidth=2 if name == "Levenberg-Marquardt" else 1,
             label=None if name in labeled else name,
         )
         labeled.add(name)

@@ -86,17 +86,19 @@ MISCOMPILED = """
 import jax, jax.numpy as jnp, numpy as np, proxlin
 rng = np.random.default_rng(0)
 draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / 4, jnp.float32)
-params, x, y = (draw(20, 16), draw(16, 4)), 4 * draw(64, 20), jnp.asarray(rng.integers(0, 4, 64))
+params = draw(20, 16), draw(16, 4)
 net = lambda w, x: jnp.tanh(x @ w[0]) @ w[1]
-for loss in (proxlin.Logistic(), proxlin.Sparsemax()):
-    solver = proxlin.Cholesky(independent=True)
-    fn = proxlin.value_and_direction(net, loss, solver=solver)
-    direction = lambda w: fn(w, x, y, gamma=1e3)
-    (_, plain), d = direction(params)
-    (_, compiled), e = jax.jit(direction)(params)
-    assert int(plain.status) == int(compiled.status) == 0, (loss, plain.status, compiled.status)
-    error = sum(jnp.sum((a - b) ** 2) for a, b in zip(d, e)) / sum(jnp.sum(a**2) for a in d)
-    assert error < 1e-4, (loss, error, plain.slope, compiled.slope)
+for m in (64, 128):  # fewer outputs than parameters, and more: rows made by rows and by columns
+    x, y = 4 * draw(m, 20), jnp.asarray(rng.integers(0, 4, m))
+    for loss in (proxlin.Logistic(), proxlin.Sparsemax()):
+        solver = proxlin.Cholesky(independent=True)
+        fn = proxlin.value_and_direction(net, loss, solver=solver)
+        direction = lambda w: fn(w, x, y, gamma=1e3)
+        (_, plain), d = direction(params)
+        (_, compiled), e = jax.jit(direction)(params)
+        assert int(plain.status) == int(compiled.status) == 0, (loss, m, compiled.status)
+        error = sum(jnp.sum((a - b) ** 2) for a, b in zip(d, e)) / sum(jnp.sum(a**2) for a in d)
+        assert error < 1e-4, (loss, m, error, plain.slope, compiled.slope)
 """
 
 

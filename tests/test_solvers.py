@@ -6,10 +6,12 @@ import functools
 from fractions import Fraction
 from typing import cast
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 import proxlin
@@ -331,6 +333,54 @@ def test_the_slope_stays_positive_in_float32(shift):
         s = np.random.default_rng(seed).normal(size=12).astype(np.float32)
         slope = np.asarray(slopes(a, s), np.float64) @ s.astype(np.float64)
         assert np.all(slope > 0), (seed, slope)
+
+
+def plain_cg(a, shift, vectors, steps):
+    """The textbook's last x and misfit in the arithmetic of the matrix; it stops at rounding."""
+    source = vectors.get("data", np.zeros(a.shape[0], a.dtype))
+    r = vectors.get("rhs", a.T @ source)
+    x, q, first = np.zeros_like(r), r, r @ r
+    for _ in range(steps):
+        if r @ r <= (10 * np.finfo(a.dtype).eps) ** 2 * first:
+            break
+        aq = shift * q + a.T @ (a @ q)
+        step = (r @ r) / (q @ aq)
+        x, new = x + step * q, r - step * aq
+        q, r = new + (new @ new) / (r @ r) * q, new
+    return x, source - a @ x
+
+
+@functools.partial(jax.jit, static_argnames="steps")
+def cg_after(a, shift, vectors, steps):
+    return [proxlin.CG(n).solve(system_of(a, shift, vectors)) for n in steps]
+
+
+@each_dtype
+@pytest.mark.parametrize("form", ["rhs", "data"])
+def test_cg_is_as_near_as_plain_cg_at_any_gamma(form, dtype):
+    """And descends after every number of steps, with a status that is true."""
+    most, eps = 60, float(jnp.finfo(dtype).eps)
+
+    @hypothesis.settings(max_examples=25)
+    @hypothesis.given(st.integers(0, 10**6), st.floats(-8, 8), st.floats(0, 6))
+    def check(seed, power, condition):
+        a = matrix((9, 6), np.logspace(0, -condition, 6), seed)
+        a, vectors = in_dtype(dtype, a, given(a, form, seed))
+        shift = np.asarray(10.0**power, dtype)
+        found = cg_after(a, shift, vectors, (1, 2, 3, 5, most))
+        want = reference(a, float(shift), vectors)
+        plain = plain_cg(a, shift, vectors, most)
+        for got, best, exact in zip((found[-1].x, found[-1].misfit), plain, want, strict=True):
+            error = cases.relative_error(np.asarray(got), exact)
+            unit = 10 * eps * np.linalg.norm(vectors.get("data", 0.0)) / np.linalg.norm(exact)
+            assert error <= 10 * max(cases.relative_error(best, exact), eps, unit)
+            if found[-1].cost.status == proxlin.Status.OK and found[-1].cost.residual < 10 * eps:
+                assert error < 0.1
+        for one in found:
+            image, given_ = (one.x, "rhs") if form == "rhs" else (one.misfit, "data")
+            assert np.asarray(image, float) @ np.asarray(vectors[given_], float) > 0
+
+    check()
 
 
 # Direct solves.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any
@@ -85,39 +84,35 @@ def lbfgs(problem, memory):
 
 def optimistix(problem, kind):
     """Its solvers step by step, as ``optimistix.least_squares`` takes them."""
+    import equinox as eqx
     import optimistix as optx
 
     solver = getattr(optx, kind)(rtol=1e-30, atol=1e-30)
     traced = lambda params, args: (problem.residuals(params), None)
     shapes = jax.eval_shape(traced, problem.first(0), None)
-    options: dict[str, Any] = {}
-    tags: frozenset[object] = frozenset()
-
-    def start(params):
-        return params, solver.init(traced, params, None, options, *shapes, tags)
+    init = lambda params: solver.init(traced, params, None, {}, *shapes, frozenset())
+    _, static = eqx.partition(init(problem.first(0)), eqx.is_array)  # traced functions
 
     def run(state, elapsed):
         params, inner = state
-        params, inner, _ = solver.step(traced, params, None, options, inner, tags)
-        return params, inner
+        inner = eqx.combine(inner, static)
+        params, inner, _ = solver.step(traced, params, None, {}, inner, frozenset())
+        return params, eqx.filter(inner, eqx.is_array)
 
-    return Method(start, run, 1, problem)
+    return Method(lambda params: (params, eqx.filter(init(params), eqx.is_array)), run, 1, problem)
 
 
 METHODS = {
     "LM": levenberg_marquardt,
     "LM, float32": functools.partial(levenberg_marquardt, dtype=jnp.float32),
-    "LM, straight": functools.partial(levenberg_marquardt, acceleration=None),
-    "Adam, 0.001": functools.partial(first_order, make=optax.adam, rate=1e-3),
-    "Adam, 0.01": functools.partial(first_order, make=optax.adam, rate=1e-2),
-    "Adam, 0.01 to 0": functools.partial(first_order, make=optax.adam, rate=1e-2, cosine=True),
-    "SOAP, 0.003 to 0": functools.partial(first_order, make=soap, rate=3e-3, cosine=True),
+    "optimistix, LM": functools.partial(optimistix, kind="LevenbergMarquardt"),
+    "optimistix, Dogleg": functools.partial(optimistix, kind="Dogleg"),
     "L-BFGS, memory 10": functools.partial(lbfgs, memory=10),
     "L-BFGS, memory 100": functools.partial(lbfgs, memory=100),
+    "SOAP, 0.003 to 0": functools.partial(first_order, make=soap, rate=3e-3, cosine=True),
+    "Adam, 0.01 to 0": functools.partial(first_order, make=optax.adam, rate=1e-2, cosine=True),
+    "LM, straight": functools.partial(levenberg_marquardt, acceleration=None),
 }
-if importlib.util.find_spec("optimistix"):
-    METHODS["optimistix, LM"] = functools.partial(optimistix, kind="LevenbergMarquardt")
-    METHODS["optimistix, Dogleg"] = functools.partial(optimistix, kind="Dogleg")
 SCIPY = {"SciPy, trf": "trf", "SciPy, lm": "lm"}
 
 

@@ -96,31 +96,27 @@ def matrix_of_rows(
     system: NormalSystem, rows: Rows, on_x: bool
 ) -> tuple[Tall, Bool[Array, ""], Products]:
     """The dense rows A, or their transpose; whether A is the matrix of the products; the cost."""
-    a = rows.matrix()
+    transposed = on_x == rows.of_x
+    f = rows.matrix().T if transposed else rows.matrix()
+    # Products with the wide matrix alone: with the tall one, XLA would make a copy.
+    forward = lambda x: times(f.T, x) if transposed else times(x, f.T)
     if system.preimage is None:
         probe = _probe(system, rows)
-        agrees, products = _agreement(system, rows, probe, times(a, probe))
+        agrees, products = _agreement(system, rows, probe, forward(probe))
     else:
-        agrees = _explains(a, ravel_pytree(system.preimage)[0], system, rows)
+        v = ravel_pytree(system.preimage)[0]
+        image = times(v, f.T) if transposed else times(f.T, v)
+        want = ravel_pytree(_parameters(system, rows))[0]
+        # The gradient may be the small difference of large terms: its error is relative to these.
+        scale = jnp.linalg.norm(want) + jnp.linalg.norm(f.T) * jnp.linalg.norm(v)
+        agrees = jnp.linalg.norm(want - image) <= rows.tolerance * scale
         products = _products(rows, 0)
-    return (a.T if on_x == rows.of_x else a), agrees, products
+    return f, agrees, products
 
 
 def _parameters(system: NormalSystem, rows: Rows) -> Vector | None:
     """A vector of the space that rows act on."""
     return system.data if rows.of_x else system.rhs
-
-
-def _explains(
-    a: Float[Array, "rows p"], v: Float[Array, " rows"], system: NormalSystem, rows: Rows
-) -> Bool[Array, ""]:
-    """Whether A^T v is the gradient, which is the product of the whole batch with the preimage v.
-
-    It may be the small difference of large terms: its error is relative to these.
-    """
-    want, image = ravel_pytree(_parameters(system, rows))[0], times(v, a)
-    scale = jnp.linalg.norm(want) + jnp.linalg.norm(a) * jnp.linalg.norm(v)
-    return jnp.linalg.norm(want - image) <= rows.tolerance * scale
 
 
 def _probe(system: NormalSystem, rows: Rows) -> Float[Array, " p"]:
@@ -221,7 +217,7 @@ def products_with(
     """The products with a dense matrix and its transpose, on vectors."""
     flat = lambda x: ravel_pytree(x)[0]
     to_small, to_large = unravel(small), unravel(large)
-    return lambda b: to_large(times(f, flat(b))), lambda v: to_small(times(f.T, flat(v)))
+    return lambda b: to_large(times(flat(b), f.T)), lambda v: to_small(times(f.T, flat(v)))
 
 
 def times(a: Array, b: Array) -> Array:
