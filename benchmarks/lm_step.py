@@ -8,8 +8,8 @@ the boundary, in double precision; and networks of other widths on other numbers
 The first table is of times. The three parts are written as anyone would: the rows of the
 Jacobian of all terms by ``jax.vmap`` of ``jax.vjp``, the smaller Gram matrix of them as one
 product, and its Cholesky factorization, each compiled alone. All four are timed in turn, and only
-ratios of medians are kept: of processor time of all threads, which other work on the machine
-changes little, and by the clock.
+ratios of medians are kept. The table has those of the processor time of all threads, which other
+work on the machine changes little; the record has those by the clock, too.
 
 The second table is by the compiler: what XLA counts in the compiled step, with the operations of
 LAPACK, which it does not see, added by their formulas. Nothing is run for it. Both go to
@@ -141,20 +141,25 @@ def counted(n, p):
 
 
 def timed(sizes, rounds):
-    """The first table, and its record."""
-    parts = "Jacobian | Gram matrix | factorization"
-    head = f"| residuals | parameters | {parts} | step | step, by the clock |"
-    lines, records = [head, "|" + "---:|" * 7], []
+    """Shares of the sum of the three parts, by the wall and by the processor."""
+    records = []
     for size in sizes:
         (n, p), functions = pieces(*size)
-        shares = [relative(own) for own in measure(functions, rounds)]
-        cells = [f"{n:,}", f"{p:,}", *(f"{own:.2f}" for own in shares[1].values())]
-        cells += [f"{shares[0]['step']:.2f}"]
+        wall, processor = (relative(own) for own in measure(functions, rounds))
+        records.append({"residuals": n, "parameters": p, "wall": wall, "processor": processor})
+        print(*table_of_shares(records[-1:])[2:], flush=True)
+    return records
+
+
+def table_of_shares(records):
+    """By the processor."""
+    parts = "Jacobian | Gram matrix | factorization"
+    lines = [f"| residuals | parameters | {parts} | step |", "|" + "---:|" * 6]
+    for row in records:
+        cells = [f"{row['residuals']:,}", f"{row['parameters']:,}"]
+        cells += [f"{own:.2f}" for own in row["processor"].values()]
         lines.append("| " + " | ".join(cells) + " |")
-        own = {"wall": shares[0], "processor": shares[1]}
-        records.append({"residuals": n, "parameters": p, **own})
-        print(lines[-1], flush=True)
-    return lines, records
+    return lines
 
 
 def relative(found):
@@ -164,21 +169,26 @@ def relative(found):
     return {name: found[name] / whole for name in order}
 
 
-def count(sizes):
-    """The second table, and its record."""
-    head = (
-        "| residuals | parameters | Gflop | tanh and others, million | memory, MB | beside N p n |"
-    )
-    lines, records = [head, "|" + "---:|" * 6], []
-    for n, p in sizes:
-        own = counted(n, p)
-        gflop, product = own["operations"] / 1e9, 1e-9 * n * p * min(n, p)
-        cells = [f"{n:,}", f"{p:,}", f"{gflop:.3g}", f"{own['transcendental'] / 1e6:.2g}"]
-        cells += [f"{own['bytes'] / 1e6:,.0f}", f"{gflop / product:.2f}"]
+def table_of_counts(records):
+    """Operations and bytes."""
+    head = "| residuals | parameters | Gflop | tanh, million | memory, MB | Gflop beside N p n |"
+    lines = [head, "|" + "---:|" * 6]
+    for row in records:
+        n, p, gflop = row["residuals"], row["parameters"], row["operations"] / 1e9
+        cells = [f"{n:,}", f"{p:,}", f"{gflop:.3g}", f"{row['transcendental'] / 1e6:.2g}"]
+        cells += [f"{row['bytes'] / 1e6:,.0f}", f"{gflop / (1e-9 * n * p * min(n, p)):.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
-        records.append(own)
-        print(lines[-1], flush=True)
-    return lines, records
+    return lines
+
+
+def write(record):
+    """The record, and both tables."""
+    (RESULTS / "lm_step.json").write_text(json.dumps(record, indent=1) + "\n")
+    text = ["Processor time, relative to the sum of the three parts:", ""]
+    text += [*table_of_shares(record["timed"]), ""]
+    text += ["Of the compiled program; n is the smaller of N residuals and p parameters:", ""]
+    text += table_of_counts(record["counted"])
+    (RESULTS / "lm_step.md").write_text("\n".join(text) + "\n")
 
 
 def main():
@@ -187,19 +197,10 @@ def main():
     parser.add_argument("--quick", action="store_true", help="the first size, and write nothing")
     options = parser.parse_args()
     started = environment()
-    if options.quick:
-        timed(TIMED[:1], options.rounds)
-        return
-    (clock, shares), (counts, numbers) = timed(TIMED, options.rounds), count(COUNTED)
-    record = {**started, "rounds": options.rounds, "timed": shares, "counted": numbers}
-    (RESULTS / "lm_step.json").write_text(json.dumps(record, indent=1) + "\n")
-    text = ["Processor time, relative to the sum of the three parts:", "", *clock, ""]
-    text += [
-        "Of the compiled program; n is the smaller of N residuals and p parameters:",
-        "",
-        *counts,
-    ]
-    (RESULTS / "lm_step.md").write_text("\n".join(text) + "\n")
+    shares = timed(TIMED[:1] if options.quick else TIMED, options.rounds)
+    if not options.quick:
+        counts = [counted(*size) for size in COUNTED]
+        write({**started, "rounds": options.rounds, "timed": shares, "counted": counts})
 
 
 if __name__ == "__main__":

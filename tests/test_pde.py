@@ -50,6 +50,21 @@ def test_points_that_gather_are_denser_at_the_boundary():
     assert near(gathered) > 1.5 * near(even)
 
 
+def test_points_are_chosen_where_residuals_are_large():
+    made = small()
+    equation = lambda params, x: params * jnp.where(x[:, :1] < 0.25, 9.0, 1.0)  # three as a mean
+    made = dataclasses.replace(
+        made,
+        objective=proxlin.Sum(proxlin.Term(equation, proxlin.Squared())),
+        inputs=(jnp.zeros((400, 2)),),
+        candidates=jnp.asarray(spread(4000, (0.0, 0.0), (1.0, 1.0))),
+    )
+    x = np.asarray(made.chosen(jnp.ones(()), jax.random.key(0)))
+    assert x.shape == (400, 2) and len(np.unique(x, axis=0)) == 400
+    # Weights of four and of four thirds, on a quarter and three quarters of the candidates.
+    assert abs(np.mean(x[:, 0] < 0.25) - 0.5) < 0.08
+
+
 def small():
     solution = lambda x: jnp.prod(jnp.sin(jnp.pi * x), axis=1)
     made = poisson(2, 30, 12, solution, lambda x: 2 * jnp.pi**2 * solution(x))

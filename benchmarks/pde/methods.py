@@ -17,6 +17,8 @@ from jax.flatten_util import ravel_pytree
 import proxlin
 from proxlin.bench.rivals.soap import soap
 
+EVERY = 200  # steps, after which points are chosen again
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -33,16 +35,27 @@ class Method:
 
 
 def levenberg_marquardt(problem, dtype=jnp.float64, **options):
+    """With points inside that are chosen again every 200 steps, where there are candidates."""
     problem = problem.cast(dtype)
     opt = proxlin.levenberg_marquardt(problem.objective, **options)
 
-    def run(state, elapsed):
-        params, inner = state
-        batch = {"inputs": problem.inputs, "targets": problem.targets}
-        updates, inner = opt.update(None, inner, params, **batch)
-        return optax.apply_updates(params, updates), inner
+    def start(params):
+        points = () if problem.candidates is None else problem.inputs[0]
+        return params, opt.init(params), points
 
-    return Method(lambda params: (params, opt.init(params)), run, 1, problem)
+    def run(state, elapsed):
+        params, inner, points = state
+        inputs = problem.inputs
+        if problem.candidates is not None:
+            number = inner.taken + inner.rejected
+            choose = lambda: problem.chosen(params, jax.random.key(number))
+            again = (number > 0) & (number % EVERY == 0)
+            points = jax.lax.cond(again, choose, lambda: points)
+            inputs = (points, *inputs[1:])
+        updates, inner = opt.update(None, inner, params, inputs=inputs, targets=problem.targets)
+        return optax.apply_updates(params, updates), inner, points
+
+    return Method(start, run, 1, problem)
 
 
 def first_order(problem, make, rate, cosine=False):

@@ -25,7 +25,10 @@ def proxlin_(fit, starts):
     paths = [jax.device_get(solve(gamma)(jnp.asarray(starts))) for gamma in GAMMAS]
     for number in range(len(starts)):
         own = [jax.tree.map(lambda x, n=number: x[n], path) for path in paths]
-        best = min(own, key=lambda one: one.cost if np.isfinite(one.cost) else np.inf)
+        # As least_squares chooses: the first of those that are equal up to rounding, because a sum
+        # of exponentials has as many solutions as there are orders.
+        least = min(one.cost for one in own if np.isfinite(one.cost))
+        best = next(one for one in own if one.cost <= least * (1 + 1e-8))
         counts = (sum(int(getattr(one, name)) for one in own) for name in ("steps", "evaluations"))
         yield best.params, *counts
 

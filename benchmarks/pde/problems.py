@@ -37,6 +37,18 @@ class Problem:
     network: Callable[[Any, jax.Array], jax.Array]
     points: jax.Array
     solution: jax.Array
+    candidates: jax.Array | None = None  # for points inside, of an equation without a source
+
+    def chosen(self, params, key):
+        """As many points inside as before, those with a large residual more often than others.
+
+        Drawn without replacement, with a weight of one plus the residual relative to its mean.
+        """
+        pool = self.candidates
+        residuals = jnp.abs(self.objective.terms[0].model(params, pool)).sum(axis=1)
+        weights = 1 + residuals / jnp.mean(residuals)
+        noise = jax.random.gumbel(key, weights.shape, weights.dtype)
+        return pool[jax.lax.top_k(jnp.log(weights) + noise, len(self.inputs[0]))[1]]
 
     def error(self, params):
         """The relative L2 error."""
@@ -66,6 +78,7 @@ class Problem:
             self,
             inputs=cast(self.inputs),
             targets=cast(self.targets),
+            candidates=cast(self.candidates),
             first=lambda seed: cast(self.first(seed)),
         )
 
@@ -166,11 +179,12 @@ def heat(dim, inside, edge, solution):
 def burgers(name, nu, gather):
     """u_t + u u_x = nu u_xx on [-1, 1] x [0, 1], u = -sin(pi x) at the start.
 
-    Points gather at the front: they are even in s, and x = sinh(gather s) / sinh(gather).
+    Points gather at the front: they are even in s, and x = sinh(gather s) / sinh(gather). A third
+    of the candidates for later ones is even in x.
     """
     bend = lambda s: np.sinh(gather * s) / np.sinh(gather)
-    inside = spread(2500, (-1.0, 0.0), (1.0, 1.0))
-    inside[:, 0] = bend(inside[:, 0])
+    even, inside, candidates = (spread(n, (-1.0, 0.0), (1.0, 1.0)) for n in (4000, 2500, 8000))
+    inside[:, 0], candidates[:, 0] = bend(inside[:, 0]), bend(candidates[:, 0])
     start = np.stack([bend(np.linspace(-1, 1, 120)), np.zeros(120)], axis=1)
     ends = np.array([(x, t) for x in (-1.0, 1.0) for t in np.linspace(0, 1, 40)])
     grid = np.meshgrid(np.linspace(-1, 1, 201), np.linspace(0, 1, 51))
@@ -180,7 +194,7 @@ def burgers(name, nu, gather):
         u = lambda x: perceptron(params, x)
         return along(u, 1)(x) + u(x) * along(u, 0)(x) - nu * laplacian(u, (0,))(x)
 
-    return problem(
+    made = problem(
         name,
         equation,
         lambda x: jnp.zeros(len(x)),
@@ -190,6 +204,8 @@ def burgers(name, nu, gather):
         np.stack(grid, axis=-1).reshape(-1, 2),
         solution,
     )
+    pool = np.concatenate([even, candidates])
+    return dataclasses.replace(made, candidates=jnp.asarray(pool))
 
 
 def allen_cahn():
@@ -226,6 +242,7 @@ def allen_cahn():
         network=network,
         points=jnp.asarray(test),
         solution=jnp.asarray(values)[:, None],
+        candidates=jnp.asarray(spread(12_000, (-1.0, 0.0), (1.0, 1.0))),
     )
 
 

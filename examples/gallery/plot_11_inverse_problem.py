@@ -24,7 +24,7 @@ def network(params, x):
     return jnp.tanh(x @ params["hidden"] + params["bias"]) @ params["out"]
 
 
-def first_params(key, width=12):
+def first_params(key, width=20):
     hidden, out = jax.random.split(key)
     return {
         "hidden": 2 * jax.random.normal(hidden, (1, width)),
@@ -57,8 +57,8 @@ def source(u, kappa):
 
 # %%
 # The objective is a sum: the equation at 60 points, where both networks take part, and the
-# measurements, where :math:`u` does. Both can vanish, so steps of Levenberg-Marquardt reach many
-# digits.
+# measurements, where :math:`u` does. Both can vanish, which is where steps of Levenberg-Marquardt
+# pay.
 
 
 def equation(params, x):
@@ -88,7 +88,7 @@ def train(params):
         updates, state = opt.update(None, state, params, **batch)
         return (optax.apply_updates(params, updates), state), state.info.value
 
-    (params, _), values = jax.lax.scan(step, (params, opt.init(params)), length=400)
+    (params, _), values = jax.lax.scan(step, (params, opt.init(params)), length=500)
     return params, values
 
 
