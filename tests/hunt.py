@@ -95,7 +95,7 @@ class Config:
 def draw_config(rng: random.Random) -> Config:
     solver = rng.choice(list(SOLVERS))
     m = rng.choice([1, 3, 8, 33])
-    return Config(
+    config = Config(
         losses=tuple(rng.choice(list(LOSSES)) for _ in range(rng.choice([1, 1, 1, 2]))),
         subproblem=rng.choice(list(SUBPROBLEMS)),
         solver=solver,
@@ -109,6 +109,8 @@ def draw_config(rng: random.Random) -> Config:
         part=rng.choice([0, 0, max(1, m // 3)]),
         chunk=rng.choice([0, 0, 0, 2]),
     )
+    classes = {"logistic", "sparsemax", "softmax"} & set(config.losses)
+    return dataclasses.replace(config, k=max(config.k, 2)) if classes else config
 
 
 def network(params, inputs):

@@ -56,19 +56,20 @@ def plain():
     return Case(model, params, jnp.zeros((1, HIDDEN), jnp.float32))
 
 
+class NNXNet(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
+        self.norm = nnx.BatchNorm(HIDDEN, momentum=MOMENTUM, rngs=rngs)
+        self.dropout = nnx.Dropout(RATE, rngs=rngs)
+        self.second = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(self.dropout(jnp.tanh(self.norm(self.first(x)))))
+
+
 def flax_nnx():
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.first = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
-            self.norm = nnx.BatchNorm(HIDDEN, momentum=MOMENTUM, rngs=rngs)
-            self.dropout = nnx.Dropout(RATE, rngs=rngs)
-            self.second = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
-
-        def __call__(self, x):
-            return self.second(self.dropout(jnp.tanh(self.norm(self.first(x)))))
-
     # Here the dropout key lives in the state, and advances with it.
-    graph, params, rest = nnx.split(Net(nnx.Rngs(0, dropout=1)), nnx.Param, ...)
+    graph, params, rest = nnx.split(NNXNet(nnx.Rngs(0, dropout=1)), nnx.Param, ...)
 
     def model(params, inputs, rest):
         net = nnx.merge(graph, params, rest, copy=True)

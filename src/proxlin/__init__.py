@@ -30,9 +30,11 @@ from proxlin.optimizer import armijo_spl as armijo_spl
 from proxlin.optimizer import auto as auto
 from proxlin.optimizer import direction_as_gradient as direction_as_gradient
 from proxlin.optimizer import eval_params as eval_params
+from proxlin.optimizer import explain as explain
 from proxlin.optimizer import levenberg_marquardt as levenberg_marquardt
 from proxlin.optimizer import prox_linear as prox_linear
 from proxlin.optimizer import spl as spl
+from proxlin.optimizer import warn_if_rejected as warn_if_rejected
 from proxlin.regularizers import L1 as L1
 from proxlin.regularizers import ElasticNet as ElasticNet
 from proxlin.regularizers import GroupL2 as GroupL2
@@ -66,5 +68,9 @@ from proxlin.subproblems import primal_convex as primal_convex
 from proxlin.subproblems import primal_quadratic as primal_quadratic
 from proxlin.testing import check_loss as check_loss
 from proxlin.testing import check_regularizer as check_regularizer
+from proxlin.training import Epoch as Epoch
+from proxlin.training import Fitted as Fitted
+from proxlin.training import Training as Training
+from proxlin.training import fit as fit
 
 __version__ = "0.1.0"

@@ -20,7 +20,7 @@ def as_targets(targets: PyTree) -> PyTree[Array]:
     Raises:
         TypeError, ValueError: for anything but arrays of numbers.
     """
-    return jax.tree.map(lambda leaf: as_array("targets", leaf), targets, is_leaf=_is_numbers)
+    return jax.tree.map(lambda leaf: as_array("targets", leaf), targets, is_leaf=is_numbers)
 
 
 def as_array(name: str, given: Any) -> Array:
@@ -122,6 +122,6 @@ def _float_dtype(dtype: Any) -> Any:
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
 
 
-def _is_numbers(tree: PyTree) -> bool:
+def is_numbers(tree: PyTree) -> bool:
     """Whether this is a list of numbers, possibly nested, whose leaves are not arrays."""
     return isinstance(tree, list) and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(tree))

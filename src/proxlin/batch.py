@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from proxlin.arrays import as_floats, as_targets
+from proxlin.arrays import as_floats, as_targets, is_numbers
 from proxlin.checks import check_integer, require
 from proxlin.losses import Loss
 
@@ -164,6 +164,10 @@ def check_inputs(inputs: PyTree, *, example_axis: bool) -> None:
                 f"inputs contain {type(leaf).__name__} of dtype {getattr(leaf, 'dtype', None)}, "
                 "which JAX does not accept; give arrays, such as np.asarray(inputs, np.float32)"
             ) from error
+    if jax.tree.leaves(inputs) and is_numbers(inputs):
+        raise TypeError(
+            "inputs are a list of numbers; give one array, such as np.asarray(inputs, np.float32)"
+        )
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(inputs)]
     if any(shape[:1] == (0,) for shape in shapes):
         raise ValueError("empty batch: inputs have no examples")

@@ -20,6 +20,20 @@ def check_integer(owner: Any, name: str, *, least: int) -> None:
         )
 
 
+def check_number(owner: str, value: Any, allowed: str) -> None:
+    """Raises TypeError unless a value is a real number, or an array, maybe traced.
+
+    Args:
+        owner: what the value was given for, such as ``Armijo(beta=...)``.
+        value: what was given.
+        allowed: what to give.
+    """
+    if isinstance(value, numbers.Real) or hasattr(value, "dtype"):
+        return
+    adapts = "; proxlin.auto(model, loss) chooses gamma itself" if value == "auto" else ""
+    raise TypeError(f"{owner}: give {allowed}, not {value!r}{adapts}")
+
+
 def require(
     predicate: Callable[..., Bool[Array, "..."]], message: Callable[..., str], *values: Any
 ) -> Bool[Array, ""]:

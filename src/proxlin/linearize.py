@@ -160,7 +160,9 @@ def check_params(params: PyTree) -> None:
         if not hasattr(leaf, "dtype"):
             raise TypeError(
                 f"{name} is {leaf!r}; parameters must be real floating-point arrays. Convert what "
-                "is to be trained with jnp.asarray, and pass the rest in `args`"
+                "is to be trained with jnp.asarray, and pass the rest in `args`; of a module take "
+                "the arrays alone: eqx.partition(module, eqx.is_inexact_array) for Equinox, "
+                "nnx.split(module, nnx.Param, ...) for Flax NNX"
             )
         try:
             floating = jnp.issubdtype(jax.typeof(leaf).dtype, jnp.floating)

@@ -24,7 +24,7 @@ from proxlin.algebra import (
 )
 from proxlin.arrays import as_floats
 from proxlin.batch import Batch, Share, Size
-from proxlin.checks import require
+from proxlin.checks import check_number, require
 from proxlin.direction.result import Direction
 from proxlin.linearize import Model, check_params
 from proxlin.losses import Loss
@@ -106,6 +106,8 @@ class Oracle:
         )
 
     def _decay(self) -> Decay | None:
+        owner = f"weight_decay={self.weight_decay!r}"
+        check_number(owner, self.weight_decay, "a non-negative number")
         require(
             lambda rate: (rate >= 0) & jnp.isfinite(rate),
             lambda rate: f"weight_decay={rate}: give a non-negative number",

@@ -51,8 +51,14 @@ class ClassLoss(Loss):
     nonnegative: ClassVar[bool] = True
 
     def check(self, outputs: OutputsLike, targets: Any) -> None:
-        """Targets are integer labels or have the shape of the outputs."""
+        """Targets are integer labels or have the shape of the outputs; there are classes."""
         check_one_array(self, targets)
+        if outputs.shape[-1] == 1:
+            raise ValueError(
+                f"{type(self).__name__}: outputs of shape {outputs.shape} have one class, and the "
+                "loss does not depend on them; for a yes-or-no label use BinaryLogistic() with "
+                f"targets 0.0 or 1.0 of shape {outputs.shape}, or return two outputs"
+            )
         if not is_labels(outputs, targets) and targets.shape != outputs.shape:
             cast = "; cast labels with .astype(int)" if targets.shape == outputs.shape[:-1] else ""
             raise ValueError(

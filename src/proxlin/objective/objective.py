@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, cast
 
@@ -173,7 +174,8 @@ class Objective:
     ) -> Batch:
         per_example |= weights is not None
         check_inputs(inputs, example_axis=per_example)
-        outputs = jax.eval_shape(lambda w, x: term.model(w, x, *args), params, inputs)
+        with _called(term.model, inputs):
+            outputs = jax.eval_shape(lambda w, x: term.model(w, x, *args), params, inputs)
         if self.has_aux:
             if not isinstance(outputs, tuple) or len(outputs) != 2:
                 raise TypeError(
@@ -224,3 +226,23 @@ class Objective:
             if self.is_sum:
                 error.add_note(f"This is term {number} of the Sum, counted from 0.")
             raise
+
+
+@contextlib.contextmanager
+def _called(model: Model, inputs: PyTree) -> Iterator[None]:
+    """Notes two likely causes on an error of the model, whose own message does not tell them."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(inputs, list):
+            error.add_note(
+                f"The inputs are a list of {len(inputs)}, which the model got as it is; if they "
+                "are the examples of a batch, give one array: np.stack(inputs)."
+            )
+        if not inspect.isroutine(model) and not isinstance(model, functools.partial):
+            error.add_note(
+                f"The model is of type {type(model).__name__}, and was called as model(params, "
+                "inputs). If it is a module with parameters of its own, write a function that puts "
+                "params into it, such as lambda params, x: eqx.combine(params, static)(x)."
+            )
+        raise

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from proxlin.algebra import cast_like
 from proxlin.average import averaged
+from proxlin.optimizer.contract import placed
 from proxlin.optimizer.transformation import ProxLinearState
 
 
@@ -29,7 +30,7 @@ def eval_params(state: Any, params: PyTree) -> PyTree:
         The average in the dtypes of ``params``; ``params`` if the method keeps no average.
 
     Raises:
-        TypeError: if there is no state of a prox-linear method.
+        TypeError: if there is no state of a prox-linear method, or that of other parameters.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -43,13 +44,26 @@ def eval_params(state: Any, params: PyTree) -> PyTree:
         >>> bool(jnp.allclose(eval_params(state, w), 1, atol=0.1))
         True
     """
+    found = method_state(state, "eval_params")
+    if not jax.tree.leaves(found.average):
+        return params
+    average = placed(found.average, params)
+    if average is None:
+        raise TypeError(
+            "eval_params: the average in the state has other leaves or shapes than params; pass "
+            "the parameters that belong to this state"
+        )
+    (taken,) = jax.tree.leaves(found.taken)
+    return cast_like(averaged(average, params, taken), params)
+
+
+def method_state(state: Any, caller: str) -> ProxLinearState:
+    """The state of the one prox-linear method in an Optax state."""
     ours = lambda x: isinstance(x, ProxLinearState)
     found = [x for x in jax.tree.leaves(state, is_leaf=ours) if ours(x)]
     if len(found) != 1:
         raise TypeError(
-            f"eval_params needs the state of one prox-linear method, and found {len(found)} in a "
+            f"{caller} needs the state of one prox-linear method, and found {len(found)} in a "
             f"{type(state).__name__}; pass what update returned"
         )
-    if not jax.tree.leaves(found[0].average):
-        return params
-    return cast_like(averaged(found[0].average, params, found[0].taken), params)
+    return found[0]

@@ -14,6 +14,7 @@ from proxlin.average import averaged, first_average
 from proxlin.deprecation import deprecated_fields
 from proxlin.direction import Oracle
 from proxlin.linearize import check_params
+from proxlin.optimizer.contract import check_call, check_unmasked, restored, restored_aux
 from proxlin.proximity import ProximityState
 from proxlin.solvers import Cost, Status
 from proxlin.steps import Step, StepRule
@@ -133,7 +134,7 @@ def transformation(
         return state._replace(momentum=stored(state.momentum, state_dtype))
 
     def init(params: PyTree) -> ProxLinearState:
-        _check_unmasked(params)
+        check_unmasked(params)
         params = _arrays(params)
         zero = jnp.zeros((), jnp.result_type(float))
         none = count(0)
@@ -154,7 +155,7 @@ def transformation(
 
     def update(
         updates: Any,
-        state: ProxLinearState,
+        state: Any,
         params: PyTree = None,
         *,
         inputs: PyTree,
@@ -163,12 +164,13 @@ def transformation(
         weights: Any = None,
         **extra: Any,
     ) -> tuple[PyTree, ProxLinearState]:
-        _check_call(updates, params, args)
+        check_call(updates, params, args)
         params = _arrays(params)
+        state = restored(state, jax.eval_shape(init, params))
         widened = lambda x: x if state_dtype is None else stored(x, algebra_dtype(params))
         gamma = rule.gamma_at(state.taken, state.gamma)
         direction = oracle.direction(params, inputs, targets, args, gamma, weights, state.proximity)
-        _check_aux(state.aux, direction.aux)
+        aux = restored_aux(direction.aux, state.aux)
         step = rule.step(direction, state.taken, widened(state.rule))
         taken = direction.usable & step.accepted & all_finite(step.displacement)
         eta = jnp.where(taken, step.eta, 0)
@@ -182,7 +184,7 @@ def transformation(
             eta=_default(eta),
             rejected=state.rejected + count(~taken),
             refused=state.refused + count(~taken),
-            aux=kept(direction.aux, state.aux),
+            aux=kept(aux, state.aux),
             info=_report(direction.value, step),
             then=kept(inner, state.then),
             proximity=narrow(direction.next_state(step.eta, taken)),
@@ -250,40 +252,3 @@ def _report(value: Scalar, step: Step) -> StepInfo:
 def _default(x: Array) -> Array:
     """A number in the default precision, whatever that of the parameters; counts unchanged."""
     return x.astype(jnp.result_type(float)) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-def _check_unmasked(params: PyTree) -> None:
-    is_masked = lambda x: isinstance(x, optax.MaskedNode)
-    if any(is_masked(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_masked)):
-        raise ValueError(
-            "optax.masked (or optax.partition) around a prox-linear method hides parameters that "
-            "the model needs. Freeze parameters before the method instead, which also saves their "
-            "cost: write model(trainable, inputs, frozen) and pass args=(frozen,)"
-        )
-
-
-def _check_call(updates: Any, params: PyTree, args: Any) -> None:
-    if updates is not None:
-        raise ValueError(
-            "a prox-linear method computes its own direction and ignores gradients: call "
-            "update(None, state, params, inputs=..., targets=...), put it first in optax.chain, "
-            "and give it the whole batch instead of wrapping it in optax.MultiSteps (chunk_size "
-            "bounds memory)"
-        )
-    if params is None:
-        raise ValueError("a prox-linear method linearizes the model at params: pass them to update")
-    _check_unmasked(params)
-    if not isinstance(args, tuple):
-        raise TypeError(f"args must be a tuple, args=(x,) for one argument; got {type(args)}")
-
-
-def _check_aux(old: Any, new: Any) -> None:
-    shapes = [
-        jax.tree.map(lambda x: (jnp.shape(x), str(jnp.result_type(x))), tree) for tree in (old, new)
-    ]
-    # Flattened, because nodes such as equinox.nn.State are equal to nothing but themselves.
-    if jax.tree.flatten(shapes[0]) != jax.tree.flatten(shapes[1]):
-        raise ValueError(
-            f"the model returned aux {shapes[1]}, but init_aux is {shapes[0]}: their structures, "
-            "shapes and dtypes must be equal"
-        )

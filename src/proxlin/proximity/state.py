@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool
 
 from proxlin.algebra import Params, Scalar, Shapes, Vector, algebra_dtype, count, covector
-from proxlin.checks import require
+from proxlin.checks import check_number, require
 from proxlin.metrics import Metric
 
 
@@ -76,6 +76,7 @@ def has_momentum(momentum: Any) -> bool:
 
 def check_momentum(momentum: Any) -> Bool[Array, ""]:
     """Whether momentum is allowed; raises if it is known not to be."""
+    check_number(f"momentum={momentum!r}", momentum, "a number in [0, 1)")
     return require(
         lambda m: (m >= 0) & (m < 1),
         lambda m: f"momentum={m!r}: give a number in [0, 1)",

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from proxlin.algebra import Number, Params, Scalar, Shapes, count
+from proxlin.checks import check_number
 from proxlin.direction import Direction, Info
 
 ScalarOrSchedule = Number | Callable[[Any], Any]
@@ -86,6 +87,7 @@ def check_positive(rule: StepRule, *names: str) -> None:
         value = getattr(rule, name)
         if callable(value) or isinstance(value, jax.core.Tracer):
             continue
+        check_number(f"{type(rule).__name__}({name}={value!r})", value, "a positive number")
         if np.ndim(value) != 0 or not value > 0:
             raise ValueError(f"{type(rule).__name__}({name}={value!r}): give a positive number")
 
@@ -94,6 +96,8 @@ def check_fraction(rule: StepRule, *names: str) -> None:
     """Raises if one of these attributes is known and not between 0 and 1."""
     for name in names:
         value = getattr(rule, name)
+        owner = f"{type(rule).__name__}({name}={value!r})"
+        check_number(owner, value, "a number between 0 and 1")
         if not isinstance(value, jax.core.Tracer) and not 0 < value < 1:
             raise ValueError(
                 f"{type(rule).__name__}({name}={value!r}): give a number between 0 and 1"
