@@ -99,14 +99,14 @@ test-rivals: $(RIVALS)/.installed ## the tests of the adapter to kfac-jax
 # ---- documentation -----------------------------------------------------------------------------
 
 docs: $(VENV)/.installed-docs ## build docs/_build/html; it works without a network
-	@rm -rf docs/_build
+	@rm -rf docs/_build docs/gallery
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
 	@$(BIN)/python docs/check_offline.py docs/_build/html
 
 # ---- cleaning ----------------------------------------------------------------------------------
 
 clean: ## remove builds and caches, keep the environments
-	@rm -rf build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf build dist docs/_build docs/gallery docs/sg_execution_times.rst .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## remove .venv and .venv-rivals too

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 import proxlin
 
 project = "proxlin"
@@ -15,6 +17,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx_gallery.gen_gallery",
     "sphinx-mathjax-offline",  # copies MathJax 3 to _static/mathjax and points mathjax_path there
 ]
 exclude_patterns = ["_build"]
@@ -22,6 +25,27 @@ exclude_patterns = ["_build"]
 # Markdown
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+
+
+# The gallery: scripts that run when the docs are built
+def reset_precision(gallery_conf: Any, script: Any) -> None:
+    """Each script starts with JAX's default precision, whatever the last one has set."""
+    jax.config.update("jax_enable_x64", False)
+
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "abort_on_example_error": True,
+    "reset_modules": ("matplotlib", reset_precision),
+    "within_subsection_order": "FileNameSortKey",
+    "download_all_examples": False,
+    "show_signature": False,
+    "show_memory": False,
+    "min_reported_time": 1e9,  # times of a machine that nobody knows
+    "capture_repr": (),
+}
+suppress_warnings = ["config.cache"]  # the function above cannot be pickled
 
 # Docstrings
 add_module_names = False

@@ -45,7 +45,7 @@ def run_blocks(page: pathlib.Path, directory: pathlib.Path, *options: str) -> No
 
     Warnings are errors; options of Python, such as ``-W``, can say otherwise.
     """
-    file = directory / f"{page.stem}.py"
+    file = directory / f"{page.stem}_page.py"  # a page about Keras must not be what it imports
     file.write_text(program(page), encoding="utf-8")
     # Two devices for the sharded batch; fewer optimizations because compiling takes all the time.
     settings = {"JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def test_a_resumed_training_is_that_which_was_not_interrupted():
     train = functools.partial(
         proxlin.fit, model, LOSS, PARAMS, (X, Y), batch_size=5, method=proxlin.auto, report=None
     )
-    options = dict(init_aux=jnp.zeros((), jnp.float32), dropout=True, patience=9)
+    options: dict[str, Any] = dict(init_aux=jnp.zeros((), jnp.float32), dropout=True, patience=9)
     options["evaluate"] = lambda params, aux: {"loss": jnp.mean(params["w1"] ** 2) + 0 * aux}
     whole = train(epochs=3, callback=lambda epoch: saved.append(epoch.training), **options)
     before = jax.tree.map(np.array, saved[0])
@@ -154,7 +155,7 @@ def test_training_that_goes_nowhere_stops_and_says_why():
     same(fitted.params, PARAMS)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "epochs": (dict(epochs=0), ValueError, r"fit\(epochs=0\): give an integer of at least 1"),
     "batch size": (dict(batch_size=2.5), ValueError, r"fit\(batch_size=2.5\): give an integer"),
     "patience": (dict(patience=2), TypeError, "patience needs a loss to watch"),
@@ -187,7 +188,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("unchecked")
 def test_refused(name):
-    options, error, words = REFUSED[name]
-    options = {"epochs": 1, "data": (X, Y), "method": SPL, **options}
+    given, error, words = REFUSED[name]
+    options: dict[str, Any] = {"epochs": 1, "data": (X, Y), "method": SPL, **given}
     with pytest.raises(error, match=words):
         fit(options.pop("data"), **options)

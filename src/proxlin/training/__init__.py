@@ -2,5 +2,5 @@
 
 from proxlin.training.fit import Epoch as Epoch
 from proxlin.training.fit import Fitted as Fitted
-from proxlin.training.fit import Training as Training
 from proxlin.training.fit import fit as fit
+from proxlin.training.loop import Training as Training

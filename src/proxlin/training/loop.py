@@ -145,7 +145,8 @@ class Loop:
 
     def epoch(self, step: Step, training: Training, data: Any) -> tuple[Training, dict[str, float]]:
         """One pass through the data, and the mean of the losses before its steps."""
-        params, state, values = training.params, training.state, []
+        params, state = training.params, training.state
+        values: list[Any] = []
         before, first = int(method_state(state, "fit").rejected), int(training.steps)
         for batch in batches(data, self.batch_size, self.seed, int(training.epochs)):
             params, state, value = step(params, state, *batch, np.int32(first + len(values)))
