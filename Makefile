@@ -106,7 +106,7 @@ docs: $(VENV)/.installed-docs ## build docs/_build/html; it works without a netw
 # ---- cleaning ----------------------------------------------------------------------------------
 
 clean: ## remove builds and caches, keep the environments
-	@rm -rf build dist docs/_build docs/gallery docs/sg_execution_times.rst .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf build dist docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## remove .venv and .venv-rivals too

@@ -42,7 +42,8 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_signature": False,
     "show_memory": False,
-    "min_reported_time": 1e9,  # times of a machine that nobody knows
+    "min_reported_time": 1e9,  # times of a machine that nobody knows, on a page that loads scripts
+    "write_computation_times": False,
     "capture_repr": (),
 }
 suppress_warnings = ["config.cache"]  # the function above cannot be pickled
