@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import proxlin
-from proxlin.metrics.kronecker import inverse_roots
+from proxlin.metrics import inverse_roots
 from proxlin.testing import check_metric
 
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}

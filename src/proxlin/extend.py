@@ -29,6 +29,7 @@ from proxlin.metrics import (
     Inverse,
     Metric,
     apply_roots,
+    axes_of,
     inverse_roots,
     second_moments,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "add_scaled",
     "algebra_dtype",
     "apply_roots",
+    "axes_of",
     "cast_like",
     "count",
     "covector",

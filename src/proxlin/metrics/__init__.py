@@ -12,8 +12,9 @@ from proxlin.metrics.base import Inverse as Inverse
 from proxlin.metrics.base import Metric as Metric
 from proxlin.metrics.kronecker import Kronecker as Kronecker
 from proxlin.metrics.kronecker import KroneckerState as KroneckerState
-from proxlin.metrics.kronecker import apply_roots as apply_roots
-from proxlin.metrics.kronecker import inverse_roots as inverse_roots
-from proxlin.metrics.kronecker import second_moments as second_moments
+from proxlin.metrics.leaf import apply_roots as apply_roots
+from proxlin.metrics.leaf import inverse_roots as inverse_roots
+from proxlin.metrics.leaf import second_moments as second_moments
 from proxlin.metrics.marquardt import Marquardt as Marquardt
 from proxlin.metrics.space import Space as Space
+from proxlin.metrics.stacks import axes_of as axes_of
