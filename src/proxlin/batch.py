@@ -42,9 +42,17 @@ class Share:
         check_integer(self, "least", least=1)
 
     def examples(self, m: int, places: int) -> int:
-        """The number of examples, of ``m`` with outputs at so many places each."""
+        """The number of examples, of ``m`` with outputs at so many places each.
+
+        It is rounded up, by a quarter at most, to a multiple of a power of two that divides ``m``:
+        as many devices have as many of them each.
+        """
         wanted = max(self.least, math.floor(self.fraction * m * places))
-        return min(m, -(-wanted // places))
+        size = min(m, -(-wanted // places))
+        shared = 1
+        while m % (2 * shared) == 0 and 8 * shared <= size:
+            shared *= 2
+        return -(-size // shared) * shared
 
 
 # A number of examples, a function that computes it from the size of the batch, or a share of it.
@@ -83,33 +91,48 @@ class Batch(NamedTuple):
 
         The example of largest weight represents its stretch: examples of weight zero are never
         chosen, and those that make up much of the objective always are. On a sharded batch, each
-        device keeps its own rows if all stretches have the same length.
+        device keeps its own rows if each has whole stretches.
         """
-        m = self.weights.shape[0]
-        if self.weighted or m % size != 0:
-            return self._heaviest(size)
-        rows = lambda x: jax.lax.slice_in_dim(x, 0, m, m // size)
-        inputs, targets, weights = jax.tree.map(rows, (self.inputs, self.targets, self.weights))
-        return self._replace(inputs=inputs, targets=targets, weights=_normalized(weights))
-
-    def _heaviest(self, size: int) -> Batch:
-        m, width = len(self.weights), -(-len(self.weights) // size)
-        first = np.arange(size + 1) * m // size
-        members = first[:-1, None] + np.arange(width)[None, :]
-        inside = members < first[1:, None]
-        # Reshape where possible: indexing would gather a sharded batch.
-        stretches = lambda x: (
-            x.reshape(size, width, *x.shape[1:]) if m % size == 0 else x[np.minimum(members, m - 1)]
-        )
-        weights = stretches(jnp.sum(self.weights.reshape(m, -1), axis=1))
-        weights = jnp.where(inside, weights, 0)
-        chosen = jnp.arange(width)[None, :] == jnp.argmax(weights, axis=1)[:, None]
-        rows = lambda x: _pick(stretches(jnp.asarray(x)), chosen)
+        stretches = _Stretches(len(self.weights), size)
+        if not self.weighted:
+            rows = lambda x: stretches.of(jnp.asarray(x))[:, 0]
+            inputs, targets = jax.tree.map(rows, (self.inputs, self.targets))
+            weights = jnp.ones((size, *self.weights.shape[1:]), self.dtype)
+            return self._replace(inputs=inputs, targets=targets, weights=weights / weights.size)
+        sums = jnp.sum(self.weights.reshape(len(self.weights), -1), axis=1)
+        weights = jnp.where(stretches.inside, stretches.of(sums), 0)
+        heaviest = jnp.argmax(weights, axis=1)[:, None]
+        chosen = jnp.arange(weights.shape[1])[None, :] == heaviest
+        rows = lambda x: _pick(stretches.of(jnp.asarray(x)), chosen)
         inputs, targets, own = jax.tree.map(rows, (self.inputs, self.targets, self.weights))
         largest = jnp.max(weights, axis=1)
         counts = jnp.sum(weights, axis=1) / jnp.where(largest > 0, largest, 1)
         own = own * counts.reshape(-1, *(1,) * (own.ndim - 1))
         return self._replace(inputs=inputs, targets=targets, weights=_normalized(own))
+
+
+class _Stretches:
+    """As many stretches of a batch as wanted, of lengths that differ by one at most.
+
+    They repeat after every ``m / gcd(m, size)`` examples. So rows are taken from such groups, with
+    the same indices in each: an index into the whole batch would gather it, if it is sharded.
+    """
+
+    def __init__(self, m: int, size: int):
+        self.m, self.size, self.groups = m, size, math.gcd(m, size)
+        each = size // self.groups
+        first = np.arange(each + 1) * m // size
+        members = first[:-1, None] + np.arange(-(-m // size))[None, :]
+        self.members = np.minimum(members, m // self.groups - 1)
+        self.inside = np.tile(members < first[1:, None], (self.groups, 1))
+
+    def of(self, x: Array) -> Array:
+        """The rows of each stretch; where one is shorter, it ends with a row of the next."""
+        rest = x.shape[1:]
+        grouped = x.reshape(self.groups, self.m // self.groups, *rest)
+        if self.members.size < self.m // self.groups or self.m % self.size:
+            grouped = grouped[:, self.members.ravel()]
+        return grouped.reshape(self.size, -1, *rest)
 
 
 def make_batch(

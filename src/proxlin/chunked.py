@@ -21,22 +21,30 @@ On: TypeAlias = Callable[[PyTree], Callable[[Params], tuple[Array, Any]]]
 _UNROLLED_CHUNKS = 8
 
 
+# A chunk is as small as this part of what is allowed, if devices then have as many rows of it each.
+_LEAST_SHARE = 1 / 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """A batch in chunks that are linearized one at a time and then dropped."""
+    """A batch in chunks that are linearized one at a time and then dropped.
 
-    inputs: PyTree  # leaves (count, size, ...)
+    A chunk has every ``count``-th example: on a sharded batch, a part of the rows of each device.
+    """
+
+    inputs: PyTree  # leaves (size, count, ...)
     m: int
     count: int
     size: int
 
     @classmethod
     def of(cls, inputs: PyTree, size: int) -> Chunks:
-        """Splits a batch."""
+        """Splits a batch into chunks of this size, or somewhat smaller ones."""
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"chunk_size={size!r}: give a positive integer, or None")
         m = jax.tree.leaves(inputs)[0].shape[0]
-        chunks = cls(inputs=inputs, m=m, count=-(-m // size), size=size)
+        count = _count(m, size)
+        chunks = cls(inputs=inputs, m=m, count=count, size=-(-m // count))
         # Padding repeats the first example: an input that the network has to handle anyway.
         split = jax.tree.map(lambda x: chunks._split(x, x[:1]), inputs)
         return dataclasses.replace(chunks, inputs=split)
@@ -72,7 +80,7 @@ class Chunks:
         # optimization_barrier before it eliminates common subexpressions.
         def step(state: tuple[Any, Array], i: Array) -> tuple[Any, Any]:
             carry, zero = state
-            pick = lambda x: jax.lax.dynamic_index_in_dim(x, i + zero, keepdims=False)
+            pick = lambda x: jax.lax.dynamic_index_in_dim(x, i + zero, axis=1, keepdims=False)
             carry, y = body(carry, jax.tree.map(pick, xs))
             return (carry, _hidden_zero((carry, y))), y
 
@@ -85,11 +93,21 @@ class Chunks:
         return carry, ys
 
     def _split(self, x: Array, pad: Array) -> Array:
-        pad = jnp.broadcast_to(pad, (self.count * self.size - self.m, *x.shape[1:]))
-        return jnp.concatenate([x, pad]).reshape(self.count, self.size, *x.shape[1:])
+        missing = self.count * self.size - self.m
+        if missing:
+            x = jnp.concatenate([x, jnp.broadcast_to(pad, (missing, *x.shape[1:]))])
+        return x.reshape(self.size, self.count, *x.shape[1:])
 
     def _join(self, x: Array) -> Array:
-        return x.reshape(self.count * self.size, *x.shape[2:])[: self.m]
+        return x.swapaxes(0, 1).reshape(self.count * self.size, *x.shape[2:])[: self.m]
+
+
+def _count(m: int, size: int) -> int:
+    """How many chunks: of equal size if possible, one that many devices can share."""
+    least = -(-m // size)
+    counts = [n for n in range(least, min(m, int(least / _LEAST_SHARE)) + 1) if m % n == 0]
+    power_of_two = lambda n: (m // n) & -(m // n)
+    return max(counts, key=lambda n: (power_of_two(n), -n), default=least)
 
 
 def _hidden_zero(tree: PyTree) -> Int[Array, ""]:
