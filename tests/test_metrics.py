@@ -451,7 +451,7 @@ def test_roots_are_kept_between_their_steps():
     roots = []
     for step in range(6):
         state = metric.update(state, (step + 1.0) * grad, jnp.asarray(step))
-        roots.append(float(state.roots["2x2"][0][0, 0, 0, 0]))
+        roots.append(float(state.roots["2x2"][0][0, 0, 0]))
     assert roots[0] == roots[1] == roots[2] != roots[3] == roots[4] == roots[5]
 
 
@@ -467,12 +467,12 @@ def test_moments_are_averaged_five_times_between_roots():
         state = metric.update(state, grad, jnp.asarray(step))
         if step % 2 == 0:
             mean = 0.9**2 * mean + (1 - 0.9**2) * np.asarray(grad @ grad.T)
-            np.testing.assert_allclose(state.moments["3x2"][0][0, 0], mean, rtol=1e-12)
+            np.testing.assert_allclose(state.moments["3x2"][0][0], mean, rtol=1e-12)
         else:
             np.testing.assert_array_equal(flat(state), flat(before))
     unbiased = mean / (1 - 0.9 ** (2 * 6))
     want = root_by_eigenvalues(unbiased, 2, 1e-4)
-    np.testing.assert_allclose(state.roots["3x2"][0][0, 0], want, rtol=1e-8)
+    np.testing.assert_allclose(state.roots["3x2"][0][0], want, rtol=1e-8)
 
 
 @pytest.mark.parametrize(

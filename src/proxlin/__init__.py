@@ -34,6 +34,7 @@ from proxlin.optimizer import explain as explain
 from proxlin.optimizer import levenberg_marquardt as levenberg_marquardt
 from proxlin.optimizer import prox_linear as prox_linear
 from proxlin.optimizer import spl as spl
+from proxlin.optimizer import state_shardings as state_shardings
 from proxlin.optimizer import warn_if_rejected as warn_if_rejected
 from proxlin.regularizers import L1 as L1
 from proxlin.regularizers import ElasticNet as ElasticNet

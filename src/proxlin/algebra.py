@@ -79,7 +79,8 @@ def dot(x: Vector, y: Vector) -> Scalar:
     r"""The inner product: :math:`\langle x, P y \rangle` in a metric :math:`P`."""
     pairs = list(zip(jax.tree.leaves(covector(x)), jax.tree.leaves(plain(y)), strict=True))
     vectors = [pair for pair in pairs if pair[0].ndim < 2]
-    products = [jnp.vdot(a, b) for a, b in pairs if a.ndim >= 2]
+    # Not of flat arrays: to make them, XLA would gather a matrix whose columns are divided.
+    products = [jnp.tensordot(a, b, axes=a.ndim) for a, b in pairs if a.ndim >= 2]
     if vectors:
         # Most leaves of a network are small vectors. Joined, they compile to one product.
         a, b = (jnp.concatenate([jnp.ravel(v) for v in own]) for own in zip(*vectors, strict=True))
@@ -92,9 +93,16 @@ def select(condition: Bool[Array, ""], x: Vector, y: Vector) -> Vector:
     return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), x, y)
 
 
-def zeros_like(x: Shapes) -> Vector:
-    """Zeros in these shapes and dtypes."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
+def zeros_like(x: Shapes, dtype: Any = None) -> Vector:
+    """Zeros in these shapes, in their dtypes or another, divided over devices as they are."""
+
+    def zeros(leaf: Array | jax.ShapeDtypeStruct) -> Array:
+        own = leaf.dtype if dtype is None else dtype
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jnp.zeros(leaf.shape, own, device=leaf.sharding)
+        return jnp.zeros_like(leaf, own)
+
+    return jax.tree.map(zeros, x)
 
 
 def all_finite(x: Vector) -> Bool[Array, ""]:

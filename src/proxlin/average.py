@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from proxlin.algebra import Params, Scalar, Shapes, algebra_dtype
+from proxlin.algebra import Params, Scalar, Shapes, algebra_dtype, zeros_like
 
 _POWER = 9
 
 
 def first_average(params: Shapes) -> Params:
     """The average before the first step; in float32 for narrower parameters."""
-    return jax.tree.map(lambda w: jnp.zeros(w.shape, algebra_dtype(w)), params)
+    return jax.tree.map(lambda w: zeros_like(w, algebra_dtype(w)), params)
 
 
 def weight_in_average(taken: Int[Array, ""]) -> Scalar:

@@ -13,6 +13,7 @@ from proxlin.direction.oracle import Oracle
 from proxlin.direction.result import Info
 from proxlin.linearize import Model
 from proxlin.losses import Loss
+from proxlin.meshes import automatically
 from proxlin.objective import Sum
 from proxlin.regularizers import Regularizer, Zero
 from proxlin.subproblems import Subproblem, dual_quadratic
@@ -99,7 +100,15 @@ def value_and_direction(
         gamma: Any = 1.0,
         weights: Any = None,
     ) -> tuple[tuple[Scalar, Info], Params]:
-        direction = oracle.direction(params, inputs, targets, args, gamma, weights)
-        return (direction.value, direction.info), direction.d
+        own = oracle.on_axes_of(params, inputs, args)
+
+        def parts(*given: Any) -> tuple[tuple[Scalar, Info], Params, Params]:
+            direction = own.direction(*given)
+            info = direction.info
+            return (direction.value, info._replace(grad=())), info.grad, direction.d
+
+        given = (params, inputs, targets, args, gamma, weights)
+        (value, info), grad, d = automatically(parts, given, like=(None, params, params))
+        return (value, info._replace(grad=grad)), d
 
     return fn

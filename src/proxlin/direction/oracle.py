@@ -28,6 +28,7 @@ from proxlin.checks import check_number, require
 from proxlin.direction.result import Direction
 from proxlin.linearize import Model, check_params
 from proxlin.losses import Loss
+from proxlin.meshes import is_explicit, with_explicit_axes
 from proxlin.metrics import Euclidean, Metric
 from proxlin.objective import Decay, Objective, Sum
 from proxlin.proximity import Proximity, ProximityState, check_momentum
@@ -116,6 +117,19 @@ class Oracle:
         if not isinstance(self.weight_decay, jax.Array) and self.weight_decay == 0:
             return None
         return Decay(self.weight_decay, self.mask)
+
+    def on_axes_of(self, params: PyTree, inputs: PyTree, args: tuple[Any, ...]) -> Oracle:
+        """The same, with models that see the mesh axes of these arrays, if these are explicit."""
+        if not is_explicit((params, inputs, args)):
+            return self
+        on = lambda model, x: with_explicit_axes(model, params, x, *args)
+        if not isinstance(self.model, Sum):
+            return dataclasses.replace(self, model=on(self.model, inputs))
+        if not isinstance(inputs, tuple) or len(inputs) != len(self.model.terms):
+            return self  # reported where inputs are split
+        pairs = zip(self.model.terms, inputs, strict=True)
+        terms = [dataclasses.replace(term, model=on(term.model, x)) for term, x in pairs]
+        return dataclasses.replace(self, model=Sum(*terms))
 
     def init(self, params: Shapes) -> ProximityState:
         """The state of the proximity term before the first step."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from proxlin.algebra import Number, Params, Shapes, algebra_dtype, cast_like
+from proxlin.algebra import Number, Params, Shapes, algebra_dtype, cast_like, zeros_like
 
 Inverse = Callable[[Params], Params]
 
@@ -127,8 +127,7 @@ class Diagonal(DiagonalMetric):
 
 def zeros(params: Shapes) -> Params:
     """Zeros in the dtype of the algebra."""
-    dtype = algebra_dtype(params)
-    return jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
+    return zeros_like(params, algebra_dtype(params))
 
 
 def average(old: PyTree[Array], new: PyTree[Array], decay: Number) -> PyTree[Array]:

@@ -1,7 +1,8 @@
 r"""Second moments of stacks of matrices, and products with their roots, block by block.
 
 Each side of a matrix is divided into blocks of nearly equal size; a side that is too long keeps the
-diagonal alone. An array of blocks is ``(matrices, blocks, n, n)``, a diagonal ``(matrices, n)``.
+diagonal alone. The blocks of all matrices are one array ``(blocks, n, n)``, those of one matrix
+after those of another; diagonals are ``(matrices, n)``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Matrices = Float[Array, "matrices rows columns"]
-Blocks = Float[Array, "matrices blocks n n"]
+Blocks = Float[Array, "blocks n n"]
 Diagonal = Float[Array, "matrices n"]
 Factor = Blocks | Diagonal
 
@@ -47,7 +48,7 @@ def left_moments(x: Matrices, side: Side) -> Factor:
     if side.diagonal:
         return jnp.sum(x * x, axis=2)
     rows = _in_rows(x, side)
-    return rows @ rows.swapaxes(-1, -2)
+    return (rows @ rows.swapaxes(2, 3)).reshape(-1, side.size, side.size)
 
 
 def right_moments(x: Matrices, side: Side) -> Factor:
@@ -55,14 +56,15 @@ def right_moments(x: Matrices, side: Side) -> Factor:
     if side.diagonal:
         return jnp.sum(x * x, axis=1)
     pad = lambda r: jnp.pad(r, [(0, 0), *[(0, side.size - r.shape[-1])] * 2])
-    return jnp.stack([pad(c.swapaxes(1, 2) @ c) for c in _in_columns(x, side)], axis=1)
+    blocks = jnp.stack([pad(c.swapaxes(1, 2) @ c) for c in _in_columns(x, side)], axis=1)
+    return blocks.reshape(-1, side.size, side.size)
 
 
 def left_product(root: Factor, x: Matrices, side: Side) -> Matrices:
     """The blocks of a root times the rows."""
     if side.diagonal:
         return root[:, :, None] * x
-    product = root @ _in_rows(x, side)
+    product = _of_each(root, side) @ _in_rows(x, side)
     return product.reshape(x.shape[0], -1, x.shape[2])[:, : side.length]
 
 
@@ -70,15 +72,19 @@ def right_product(x: Matrices, root: Factor, side: Side) -> Matrices:
     """The columns times the blocks of a root."""
     if side.diagonal:
         return x * root[:, None, :]
-    widths = [c.shape[2] for c in _in_columns(x, side)]
-    columns = [
-        c @ root[:, i, :width, :width]
-        for i, (c, width) in enumerate(zip(_in_columns(x, side), widths, strict=True))
+    blocks = _of_each(root, side)
+    products = [
+        c @ blocks[:, i, : c.shape[2], : c.shape[2]] for i, c in enumerate(_in_columns(x, side))
     ]
-    return jnp.concatenate(columns, axis=2)
+    return jnp.concatenate(products, axis=2)
 
 
-def _in_rows(x: Matrices, side: Side) -> Float[Array, "matrices blocks n columns"]:
+def _of_each(blocks: Blocks, side: Side) -> Float[Array, "matrices own n n"]:
+    """The blocks of each matrix."""
+    return blocks.reshape(-1, side.blocks, side.size, side.size)
+
+
+def _in_rows(x: Matrices, side: Side) -> Float[Array, "matrices own n columns"]:
     """The rows in blocks of equal size, padded with zeros."""
     padding = side.blocks * side.size - side.length
     padded = jnp.pad(x, [(0, 0), (0, padding), (0, 0)]) if padding else x

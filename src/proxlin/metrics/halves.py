@@ -1,4 +1,4 @@
-r"""Two symmetric matrices in the memory of one and a column, or two diagonals.
+r"""Two symmetric matrices in the memory of one and a column, or two diagonals side by side.
 
 .. math:: \begin{pmatrix} a_{11} & b_{11} & b_{12} \\ a_{21} & a_{22} & b_{22} \end{pmatrix}
 
@@ -13,19 +13,19 @@ from jaxtyping import Array, Bool, Float
 
 from proxlin.metrics.blocks import Factor
 
-# (matrices, blocks, n, n + 1), or (2, matrices, n).
-Halves = Float[Array, "..."]
+# (blocks, n, n + 1), or (matrices, 2 n) for diagonals.
+Halves = Float[Array, "stack ..."]
 
 
 def shape_of(factor: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in which two factors of a shape are kept."""
-    return (2, *factor) if len(factor) == 2 else (*factor[:-1], factor[-1] + 1)
+    return (*factor[:-1], 2 * factor[-1] if len(factor) == 2 else factor[-1] + 1)
 
 
 def first(halves: Halves) -> Factor:
     """The first matrix."""
-    if _are_diagonal(halves):
-        return halves[0]
+    if halves.ndim == 2:
+        return halves[:, : halves.shape[1] // 2]
     half = halves[..., :-1]
     return jnp.where(_is_lower(halves)[..., :-1], half, half.swapaxes(-1, -2))
 
@@ -39,36 +39,32 @@ def trace_of_first(halves: Halves) -> Float[Array, " stack"]:
 
 def second(halves: Halves) -> Factor:
     """The second matrix."""
-    if _are_diagonal(halves):
-        return halves[1]
+    if halves.ndim == 2:
+        return halves[:, halves.shape[1] // 2 :]
     half = halves[..., 1:]
     return jnp.where(_is_lower(halves)[..., 1:], half.swapaxes(-1, -2), half)
 
 
 def with_first(halves: Halves, factor: Factor) -> Halves:
     """The same with another first matrix."""
-    if _are_diagonal(halves):
-        return jnp.stack([factor, halves[1]])
+    if halves.ndim == 2:
+        return jnp.concatenate([factor, second(halves)], axis=1)
     return jnp.where(_is_lower(halves), _widened(factor, 0), halves)
 
 
 def with_second(halves: Halves, factor: Factor) -> Halves:
     """The same with another second matrix."""
-    if _are_diagonal(halves):
-        return jnp.stack([halves[0], factor])
+    if halves.ndim == 2:
+        return jnp.concatenate([first(halves), factor], axis=1)
     return jnp.where(_is_lower(halves), halves, _widened(factor, 1))
 
 
-def _are_diagonal(halves: Halves) -> bool:
-    return halves.ndim == 3
-
-
-def _is_lower(like: Halves) -> Bool[Array, "matrices blocks n wide"]:
+def _is_lower(like: Halves) -> Bool[Array, "blocks n wide"]:
     """Where the half of the first matrix is."""
-    rows, columns = (jax.lax.broadcasted_iota(jnp.int32, like.shape, i) for i in (2, 3))
+    rows, columns = (jax.lax.broadcasted_iota(jnp.int32, like.shape, i) for i in (1, 2))
     return rows >= columns
 
 
 def _widened(factor: Factor, before: int) -> Halves:
     """A matrix with one more column, the first or the last."""
-    return jnp.pad(factor, [(0, 0), (0, 0), (0, 0), (before, 1 - before)])
+    return jnp.pad(factor, [(0, 0), (0, 0), (before, 1 - before)])

@@ -3,6 +3,7 @@ r"""A metric in Kronecker factors, like those of Shampoo and KFAC."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from proxlin.algebra import Number, Params, Shapes, algebra_dtype, cast
 from proxlin.checks import check_integer
+from proxlin.meshes import gathered, zeros_spread_like
 from proxlin.metrics import halves
 from proxlin.metrics.base import Inverse, Metric, average, check, unbiased
 from proxlin.metrics.blocks import (
@@ -143,10 +145,11 @@ class Kronecker(Metric):
         if not jax.tree.leaves(params):  # the placeholder of optax.tree.map_params
             return KroneckerState(factors=jnp.zeros(()))
         dtype = algebra_dtype(params)
+        spread = functools.partial(zeros_spread_like, params)
         factors = {}
         for shape, stack in Stacks.of(params, self.axes).shapes.items():
             own = jax.eval_shape(self._moments, jax.ShapeDtypeStruct(stack, dtype))
-            factors[_name(shape)] = tuple(jnp.zeros(halves.shape_of(x.shape), dtype) for x in own)
+            factors[_name(shape)] = tuple(spread(halves.shape_of(x.shape), dtype) for x in own)
         return KroneckerState(factors=factors)
 
     def update(self, state: KroneckerState, grad: Params, taken: Int[Array, ""]) -> KroneckerState:
@@ -178,7 +181,8 @@ class Kronecker(Metric):
         """Multiplies by the roots on both sides."""
         stacks = Stacks.of(linear_term, self.axes)
         dtype = jax.tree.leaves(linear_term)[0].dtype
-        roots = cast(state.roots, dtype)
+        # Gathered as they are applied, since rows and columns of leaves may be divided instead.
+        roots = cast(jax.tree.map(gathered, state.roots), dtype)
         apply = lambda shape, x: self._apply(x, roots[_name(shape)])
         stacked = stacks.stack(linear_term)
         lengths = {shape: _ratio(x, apply(shape, x)) for shape, x in stacked.items()}

@@ -26,7 +26,7 @@ def second_moments(g: Array, block_size: int) -> Any:
         return g * g
     x = _matrix(g)
     left, right = _sides(x, block_size)
-    return left_moments(x, left)[0], right_moments(x, right)[0]
+    return left_moments(x, left), right_moments(x, right)
 
 
 def inverse_roots(g: PyTree[Array], moments: Any, root: int, epsilon: Number) -> Any:
@@ -56,8 +56,7 @@ def apply_roots(x: Array, roots: Any, block_size: int) -> Array:
         return x * roots
     matrix = _matrix(x)
     left, right = _sides(matrix, block_size)
-    product = left_product(roots[0][None], matrix, left)
-    return right_product(product, roots[1][None], right).reshape(x.shape)
+    return right_product(left_product(roots[0], matrix, left), roots[1], right).reshape(x.shape)
 
 
 def _is_vector(x: Array) -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from proxlin.algebra import Number, count
+from proxlin.meshes import undivided
 
 Stack = Float[Array, "matrices n n"]
 
@@ -37,7 +38,7 @@ def inverse_roots_of(matrices: list[Array], root: int, epsilon: Number) -> list[
     found: dict[int, Array] = {}
     for (size, _), members in groups.items():
         padded = [_pad(matrices[i], size) for i in members]
-        roots = _inverse_root(jnp.concatenate(padded), root, epsilon)
+        roots = _inverse_root(undivided(jnp.concatenate(padded)), root, epsilon)
         ends = list(itertools.accumulate(len(stack) for stack in padded))
         for i, own in zip(members, jnp.split(roots, ends[:-1]), strict=True):
             n = matrices[i].shape[-1]

@@ -9,5 +9,6 @@ from proxlin.optimizer.methods import armijo_spl as armijo_spl
 from proxlin.optimizer.methods import direction_as_gradient as direction_as_gradient
 from proxlin.optimizer.methods import prox_linear as prox_linear
 from proxlin.optimizer.methods import spl as spl
+from proxlin.optimizer.shardings import state_shardings as state_shardings
 from proxlin.optimizer.transformation import ProxLinearState as ProxLinearState
 from proxlin.optimizer.transformation import StepInfo as StepInfo

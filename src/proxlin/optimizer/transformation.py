@@ -2,6 +2,7 @@ r"""One step of training: a direction, a step along it, and the next state."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from proxlin.average import averaged, first_average
 from proxlin.deprecation import deprecated_fields
 from proxlin.direction import Oracle
 from proxlin.linearize import check_params
+from proxlin.meshes import automatically, kept_in_place, mesh_of, replicated
 from proxlin.optimizer.contract import check_call, check_unmasked, restored, restored_aux
 from proxlin.proximity import ProximityState
 from proxlin.solvers import Cost, Status
@@ -151,7 +153,8 @@ def transformation(
             rule=stored(rule.init(params), state_dtype),
             average=first_average(params) if average else (),
         )
-        return jax.tree.map(_own, state)
+        mesh = mesh_of(params)
+        return jax.tree.map(lambda x: replicated(_own(x), mesh), state)
 
     def update(
         updates: Any,
@@ -167,6 +170,20 @@ def transformation(
         check_call(updates, params, args)
         params = _arrays(params)
         state = restored(state, jax.eval_shape(init, params))
+        own = oracle.on_axes_of(params, inputs, args)
+        given = (state, params, inputs, targets, args, weights, extra)
+        return automatically(functools.partial(advance, own), given, like=(params, state))
+
+    def advance(
+        oracle: Oracle,
+        state: ProxLinearState,
+        params: PyTree,
+        inputs: PyTree,
+        targets: PyTree,
+        args: tuple[Any, ...],
+        weights: Any,
+        extra: dict[str, Any],
+    ) -> tuple[PyTree, ProxLinearState]:
         widened = lambda x: x if state_dtype is None else stored(x, algebra_dtype(params))
         gamma = rule.gamma_at(state.taken, state.gamma)
         direction = oracle.direction(params, inputs, targets, args, gamma, weights, state.proximity)
@@ -178,7 +195,7 @@ def transformation(
         new, inner = then.update(moved, state.then, params, **{"value": direction.value, **extra})
         new = jax.tree.map(lambda u, w: jnp.where(taken, u, 0).astype(w.dtype), new, params)
         kept = lambda x, old: jax.tree.map(lambda a, b: jnp.where(taken, a, b), x, old)
-        return new, ProxLinearState(
+        after = ProxLinearState(
             taken=jnp.where(taken, optax.safe_increment(state.taken), state.taken),
             gamma=jnp.where(direction.sound, _default(step.gamma), state.gamma),
             eta=_default(eta),
@@ -198,6 +215,7 @@ def transformation(
             if average
             else (),
         )
+        return kept_in_place(new, params), kept_in_place(after, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

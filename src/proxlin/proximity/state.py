@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
-from proxlin.algebra import Params, Scalar, Shapes, Vector, algebra_dtype, count, covector
+from proxlin.algebra import (
+    Params,
+    Scalar,
+    Shapes,
+    Vector,
+    algebra_dtype,
+    count,
+    covector,
+    zeros_like,
+)
 from proxlin.checks import check_number, require
 from proxlin.metrics import Metric
 
@@ -30,8 +39,7 @@ class ProximityState(NamedTuple):
     @classmethod
     def init(cls, params: Shapes, metric: Metric, momentum: Any) -> ProximityState:
         """The state before the first step."""
-        dtype = algebra_dtype(params)
-        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
+        zeros = zeros_like(params, algebra_dtype(params))
         return cls(
             metric=metric.init(params),
             momentum=zeros if has_momentum(momentum) else (),
