@@ -79,8 +79,9 @@ def dot(x: Vector, y: Vector) -> Scalar:
     r"""The inner product: :math:`\langle x, P y \rangle` in a metric :math:`P`."""
     pairs = list(zip(jax.tree.leaves(covector(x)), jax.tree.leaves(plain(y)), strict=True))
     vectors = [pair for pair in pairs if pair[0].ndim < 2]
-    # Not of flat arrays: to make them, XLA would gather a matrix whose columns are divided.
-    products = [jnp.tensordot(a, b, axes=a.ndim) for a, b in pairs if a.ndim >= 2]
+    # Not of flat arrays: to make them, XLA would gather a matrix whose columns are divided. And not
+    # by a dot, which XLA:CPU takes apart into four loops where a sum of products is one.
+    products = [jnp.sum(a * b) for a, b in pairs if a.ndim >= 2]
     if vectors:
         # Most leaves of a network are small vectors. Joined, they compile to one product.
         a, b = (jnp.concatenate([jnp.ravel(v) for v in own]) for own in zip(*vectors, strict=True))

@@ -25,6 +25,7 @@ def auto(
     weight_decay: Number = 0.0,
     mask: Any = None,
     chunk_size: int | None = None,
+    state_dtype: Any = None,
     has_aux: bool = False,
     init_aux: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -51,6 +52,7 @@ def auto(
         weight_decay: as in :func:`prox_linear`.
         mask: as in :func:`prox_linear`.
         chunk_size: as in :func:`proxlin.value_and_direction`.
+        state_dtype: as in :func:`prox_linear`; ``jnp.bfloat16`` spares a copy of the parameters.
         has_aux: whether the model returns ``(outputs, aux)``.
         init_aux: as in :func:`prox_linear`.
 
@@ -84,6 +86,7 @@ def auto(
         weight_decay=weight_decay,
         mask=mask,
         average=True,
+        state_dtype=state_dtype,
         has_aux=has_aux,
         init_aux=init_aux,
     )
