@@ -97,8 +97,11 @@ class Batch(NamedTuple):
         if not self.weighted:
             rows = lambda x: stretches.of(jnp.asarray(x))[:, 0]
             inputs, targets = jax.tree.map(rows, (self.inputs, self.targets))
-            weights = jnp.ones((size, *self.weights.shape[1:]), self.dtype)
-            return self._replace(inputs=inputs, targets=targets, weights=weights / weights.size)
+            places = self.weights.shape[1:]
+            lengths = stretches.inside.sum(axis=1).reshape(-1, *(1,) * len(places))
+            each = jnp.asarray(lengths / lengths.sum() / math.prod(places), self.dtype)
+            weights = jnp.broadcast_to(each, (size, *places))
+            return self._replace(inputs=inputs, targets=targets, weights=weights)
         sums = jnp.sum(self.weights.reshape(len(self.weights), -1), axis=1)
         weights = jnp.where(stretches.inside, stretches.of(sums), 0)
         heaviest = jnp.argmax(weights, axis=1)[:, None]
