@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -290,6 +291,19 @@ def test_no_row_moves_whatever_the_size_of_the_batch(m, weighted):
     fn = jax.jit(lambda w, x, y, omega: direction(w, x, y, weights=omega)[1])
     params, (x, y, omega) = placed(params, (inputs, targets, weights))
     check_communication(compiled_text(fn, params, x, y, omega))
+
+
+@pytest.mark.parametrize("m", [80, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_step_of_auto_communicates_seven_times(m):
+    """Sums over the batch alone; those of a step that is tried first included."""
+    params, inputs, targets = wide_problem(m)
+    opt = proxlin.auto(network, L)
+    params, (x, y) = placed(params, (inputs, targets))
+    state = opt.init(params)
+    fn = jax.jit(lambda w, s, x, y: opt.update(None, s, w, inputs=x, targets=y))
+    text = compiled_text(fn, params, state, x, y)
+    check_communication(text)
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) <= 7
 
 
 @pytest.mark.parametrize("m,size", [(256, 64), (264, 64), (80, 16)])

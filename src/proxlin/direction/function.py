@@ -57,8 +57,8 @@ def value_and_direction(
             gradient from all of them; a number, or a function of the batch size. With weights, the
             heaviest example of each stretch of the batch represents it. In a sum, from this many of
             each term, and from all of a term that has fewer.
-        chunk_size: go through the batch in chunks of this many examples, to bound memory; for
-            models in which no example influences another.
+        chunk_size: go through the batch in chunks of this many examples at most, to bound memory;
+            for models in which no example influences another.
         has_aux: whether the model returns ``(outputs, aux)``.
 
     Returns:
