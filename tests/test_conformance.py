@@ -96,7 +96,7 @@ METHODS: dict[str, Any] = {
     "auto": (lambda: proxlin.auto(model, LOSS, **AUX),),
 }
 # Gamma grows by five percent a step, from a hundredth to the millions that 1e-4 takes here.
-STEPS = {"auto": 800}
+STEPS = {"auto": 1000}
 ASCENDS = {"direction"}  # returns +d, for an optimizer that comes after it
 # Stepsizes by bisection have three digits, of which the last is a matter of rounding on a parabola;
 # inverse roots of matrices lose some too.
