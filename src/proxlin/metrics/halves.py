@@ -56,7 +56,9 @@ def with_second(halves: Halves, factor: Factor) -> Halves:
     """The same with another second matrix."""
     if halves.ndim == 2:
         return jnp.concatenate([first(halves), factor], axis=1)
-    return jnp.where(_is_lower(halves), halves, _widened(factor, 1))
+    # Both halves of a computed root differ by rounding: their mean is closer to it than either.
+    mean = 0.5 * (factor + factor.swapaxes(-1, -2))
+    return jnp.where(_is_lower(halves), halves, _widened(mean, 1))
 
 
 def _is_lower(like: Halves) -> Bool[Array, "blocks n wide"]:
