@@ -97,10 +97,9 @@ class Batch(NamedTuple):
         if not self.weighted:
             rows = lambda x: stretches.of(jnp.asarray(x))[:, 0]
             inputs, targets = jax.tree.map(rows, (self.inputs, self.targets))
-            places = self.weights.shape[1:]
-            lengths = stretches.inside.sum(axis=1).reshape(-1, *(1,) * len(places))
-            each = jnp.asarray(lengths / lengths.sum() / math.prod(places), self.dtype)
-            weights = jnp.broadcast_to(each, (size, *places))
+            lengths = stretches.inside.sum(axis=1).reshape(-1, *(1,) * (self.weights.ndim - 1))
+            each = jnp.asarray(lengths / self.weights.size, self.dtype)
+            weights = jnp.broadcast_to(each, (size, *self.weights.shape[1:]))
             return self._replace(inputs=inputs, targets=targets, weights=weights)
         sums = jnp.sum(self.weights.reshape(len(self.weights), -1), axis=1)
         weights = jnp.where(stretches.inside, stretches.of(sums), 0)
@@ -123,19 +122,17 @@ class _Stretches:
 
     def __init__(self, m: int, size: int):
         self.m, self.size, self.groups = m, size, math.gcd(m, size)
-        each = size // self.groups
-        first = np.arange(each + 1) * m // size
+        first = np.arange(size // self.groups + 1) * m // size
         members = first[:-1, None] + np.arange(-(-m // size))[None, :]
         self.members = np.minimum(members, m // self.groups - 1)
         self.inside = np.tile(members < first[1:, None], (self.groups, 1))
 
     def of(self, x: Array) -> Array:
         """The rows of each stretch; where one is shorter, it ends with a row of the next."""
-        rest = x.shape[1:]
-        grouped = x.reshape(self.groups, self.m // self.groups, *rest)
+        grouped = x.reshape(self.groups, self.m // self.groups, *x.shape[1:])
         if self.members.size < self.m // self.groups or self.m % self.size:
             grouped = grouped[:, self.members.ravel()]
-        return grouped.reshape(self.size, -1, *rest)
+        return grouped.reshape(self.size, -1, *x.shape[1:])
 
 
 def make_batch(
