@@ -16,7 +16,8 @@ DRAW = "import matplotlib.pyplot as plt; assert plt.get_fignums()"
 
 def test_each_script_has_a_title_and_ends_with_what_it_claims():
     """Sphinx-Gallery shows the docstring; the numbers of the names are the order."""
-    assert [int(script.name.split("_")[1]) for script in SCRIPTS] == list(range(1, 1 + len(SCRIPTS)))
+    numbers = [int(script.name.split("_")[1]) for script in SCRIPTS]
+    assert numbers == list(range(1, 1 + len(SCRIPTS)))
     for script in SCRIPTS:
         tree = ast.parse(script.read_text(encoding="utf-8"))
         title, line, *_ = ast.get_docstring(tree).splitlines()

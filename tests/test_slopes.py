@@ -117,13 +117,14 @@ def test_gamma_doubles_while_curvature_is_not_felt():
 
 
 def test_steps_with_little_curvature_are_short_enough():
-    """Their next batch is a little worse however short they are: gamma may only grow."""
+    """Their next batch is a little worse however short they are; chance is no reason to grow."""
     found = direction(gamma=1.0)
     after = lambda left, start: RULE.step(
         found, jnp.asarray(1), remembered(found, 1.0, left, start=start, starting=False)
     )
     assert float(after(-0.9, start=10.1).gamma) == 1
     assert float(after(-0.9, start=9.9).gamma) == pytest.approx(np.exp(-RULE.rate))
+    assert float(after(RULE.target + RULE.width, start=10.1).gamma) == 1
     assert float(after(0.9, start=10.1).gamma) == pytest.approx(np.exp(RULE.rate))
 
 

@@ -88,10 +88,11 @@ class StochasticTrustRegion(StepRule):
     immediate gain is too short for those that follow, and because an average of the parameters
     removes most of the noise that long steps leave.
 
-    Gamma does not fall where the curvature is less than a tenth of the slope. Such steps keep so
-    little noise that the average of the parameters needs no shorter ones, and their ratio says
-    little: batches of one epoch share no example, so the next one is a little worse for every step,
-    however short.
+    Gamma does not fall where the curvature is less than a tenth of the slope, and grows only if the
+    ratio is above the target by more than ``width``. Such steps keep so little noise that the
+    average of the parameters needs no shorter ones. Their ratio says little: it is mostly noise, by
+    which gamma must not climb; and batches of one epoch share no example, so the next one is a
+    little worse for every step, however short.
 
     Gamma changes faster in two cases. At the start, until the ratio first falls to 0.1, it doubles
     while curvature has no effect on the subproblem (its solution keeps 97 % of the gradient step's
@@ -226,11 +227,12 @@ class StochasticTrustRegion(StepRule):
         self, direction: Direction, judged: SlopeState, shortened: Bool[Array, ""]
     ) -> Scalar:
         """The factor from one gamma to the next."""
-        away = jnp.clip((judged.ratio - self.target) / self.width, -1, 1)
-        # Steps 1 + ratio times as long would end at the lowest point of their line.
-        away = away * jnp.maximum(1, jnp.log1p(jnp.maximum(judged.ratio, 0)))
+        away = (judged.ratio - self.target) / self.width
         long = judged.mean.curvature >= 0.1 * judged.mean.start
-        factor = jnp.exp(jnp.where(long | (away > 0), self.rate * away, 0))
+        away = jnp.clip(jnp.where(long, away, jnp.maximum(away - 1, 0)), -1, 1)
+        # Steps 1 + ratio times as long would end at the lowest point of their line.
+        further = jnp.maximum(1, jnp.log1p(jnp.maximum(judged.ratio, 0)))
+        factor = jnp.exp(self.rate * away * further)
         factor = jnp.where(judged.starting & (direction.kept_slope > 0.97), 2.0, factor)
         return jnp.where(shortened, jnp.exp(-self.rate), factor)
 
