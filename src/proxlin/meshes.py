@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
 from jaxtyping import Array, PyTree
@@ -138,11 +137,11 @@ def _of_arrays(
 
 
 def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array | np.ndarray)
+    return isinstance(x, jax.Array)
 
 
 def _spec(x: Any) -> PartitionSpec:
-    return jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else PartitionSpec()
+    return jax.typeof(x).sharding.spec
 
 
 def _fit(spec: PartitionSpec, shape: tuple[int, ...], mesh: Any) -> PartitionSpec:

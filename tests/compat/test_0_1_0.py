@@ -90,7 +90,7 @@ SIGNATURES = {
 }  # fmt: skip
 
 # Defaults that have changed on purpose, each with an entry in the changelog.
-NEW_DEFAULTS = {"StochasticTrustRegion": {"target": -0.25}}
+NEW_DEFAULTS = {"StochasticTrustRegion": {"target": -0.375}}
 
 # What could be read of reports and states, and what a loss and a regularizer could have.
 ATTRIBUTES = {

@@ -84,12 +84,12 @@ def gram_of_rows(system: NormalSystem, rows: Rows, on_x: bool, max_elements: int
     p = size(_parameters(system, rows))
     if sum(term.examples * term.per_example for term in rows.terms) * p <= max_elements:
         tall, agrees, products = matrix_of_rows(system, rows, on_x)
-        return Gram(lower_gram(tall), tall, agrees, products)
+        return Gram(matrix=lower_gram(tall), tall=tall, agrees=agrees, products=products)
     probe = _probe(system, rows)
     blocks = _outer_in_blocks if on_x != rows.of_x else _inner_in_blocks
     gram, image = blocks(rows, max_elements // p, probe)
     agrees, products = _agreement(system, rows, probe, image)
-    return Gram(gram, None, agrees, products)
+    return Gram(matrix=gram, tall=None, agrees=agrees, products=products)
 
 
 def matrix_of_rows(
