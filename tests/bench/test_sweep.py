@@ -283,6 +283,7 @@ def test_a_process_of_its_own_makes_the_same_run(tmp_path):
     assert runs[0].status == "finished" and runs[0].meta["hash"] == configs[0].hash
 
 
+@pytest.mark.slow
 def test_all_figures_at_smoke_scale(tmp_path, monkeypatch):
     """All sweeps, then all figures and the report, as commands."""
     done = subprocess.run(
