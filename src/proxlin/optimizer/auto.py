@@ -35,8 +35,8 @@ def auto(
 
     - curvature from an eighth of the outputs of the batch, at least 32, and two conjugate-gradient
       steps;
-    - the proximity term in a metric that is learned from gradients, :class:`proxlin.Kronecker`, and
-      around 0.9 times the last step;
+    - the proximity term in a metric that is learned from gradients and measures each layer in units
+      of its own size, :class:`proxlin.Kronecker`, and around 0.9 times the last step;
     - gamma and the stepsize by :class:`proxlin.StochasticTrustRegion`: gamma starts small, grows
       until curvature or the next batch shows that steps are long enough, and adapts from then on;
     - an average of the parameters to evaluate with, :func:`proxlin.eval_params`.
